@@ -1,0 +1,36 @@
+# Five verbs. Each builds .venv by itself; the second time the stamp makes that free.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+BENCH_STAMP := .venv/.installed-bench
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/kronecell demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[video,report,export,dev]"
+	touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
