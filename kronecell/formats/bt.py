@@ -1,0 +1,50 @@
+"""Block term decomposition, Eq. (btd) of the paper: a sum of P Tucker blocks."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from typing import ClassVar
+
+from kronecell.formats.base import Format, mode_legs
+from kronecell.network import INPUT, Factor, Network
+from kronecell.order import Tree, chain
+
+
+@dataclass(frozen=True)
+class BT(Format):
+    """W = sum_p K_p . F_p^(1) . ... . F_p^(d), K_p (r1 x ... x rd), F_p^(i) (r_i x m_i n_i); the paper has P = 2.
+
+    >>> BT((8, 20, 20, 18), (4, 4, 4, 4), r=4, P=2).num_params
+    2624
+    """
+
+    r: int | tuple[int, ...]
+    P: int = 2
+    clip: InitVar[bool] = False
+
+    kind: ClassVar[str] = "bt"
+    equation: ClassVar[str] = "W = sum_p K_p . F_p1 . F_p2 ... F_pd"
+    space: ClassVar[str] = "(d mn r + r^d) P"
+    computation: ClassVar[str] = "(d max(m,n)^(d+1) + n^d) r^d P"
+
+    def __post_init__(self, clip: bool) -> None:
+        self._check_modes(same_count=True)
+        self._settle_count("P", None, clip)
+        self._settle_ranks("r", [f"r{i}" for i in range(1, self.d + 1)], clip)
+
+    def _network(self) -> Network:
+        assert isinstance(self.r, tuple)
+        m, n, r = mode_legs("m", self.m), mode_legs("n", self.n), mode_legs("r", self.r)
+        factors = [Factor(f"F{i}", ("p", f"r{i}", f"m{i}", f"n{i}")) for i in range(1, self.d + 1)]
+        return Network.of([*factors, Factor("K", ("p", *r))], m, n, m | n | r | {"p": self.P})
+
+    def orders(self) -> dict[str, Tree]:
+        factors = [f"F{i}" for i in range(1, self.d + 1)]
+        return {
+            "kernel_last": chain(INPUT, *factors, "K"),
+            "kernel_first": chain(INPUT, ("K", factors[0]), *factors[1:]),
+        }
+
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        return ("F1",)

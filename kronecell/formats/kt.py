@@ -1,0 +1,42 @@
+"""Kronecker tensor decomposition, Eq. (general_ktd); by Lemma 1 it is a rank-K factorisation of W."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from typing import ClassVar
+
+from kronecell.formats.base import Format, mode_legs
+from kronecell.network import INPUT, Factor, Network
+from kronecell.order import Tree
+
+
+@dataclass(frozen=True)
+class KT(Format):
+    """W = sum_k A_k (x) B_k, A_k (m1 x ... x md), B_k (n1 x ... x nd): sum_k a_k b_k^T as a matrix (Lemma 1).
+
+    >>> KT((8, 20), (4, 4), K=3).num_params
+    528
+    """
+
+    K: int
+    clip: InitVar[bool] = False
+
+    kind: ClassVar[str] = "kt"
+    equation: ClassVar[str] = "W = sum_k A_k (x) B_k"
+    space: ClassVar[str] = "(m^d + n^d) K"
+    computation: ClassVar[str] = "(m^d + n^d) K"
+
+    def __post_init__(self, clip: bool) -> None:
+        self._check_modes(same_count=False)
+        self._settle_count("K", min(self.M, self.N), clip)
+
+    def _network(self) -> Network:
+        m, n = mode_legs("m", self.m), mode_legs("n", self.n)
+        return Network.of([Factor("A", ("k", *m)), Factor("B", ("k", *n))], m, n, m | n | {"k": self.K})
+
+    def orders(self) -> dict[str, Tree]:
+        return {"input_first": ((INPUT, "A"), "B")}
+
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        return ("B",)

@@ -1,0 +1,43 @@
+"""Low-rank factorisation W = U V: the simplest compression, and the bound for every rank-limited format."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from typing import ClassVar
+
+from kronecell.formats.base import Format, largest_bond, mode_legs
+from kronecell.network import INPUT, Factor, Network
+from kronecell.order import Tree
+
+
+@dataclass(frozen=True)
+class LowRank(Format):
+    """W = U V with U (M x r) and V (r x N): (M + N) r parameters and multiply-adds.
+
+    >>> LowRank((8, 20), (4, 4), r=3).num_params
+    528
+    """
+
+    r: int
+    clip: InitVar[bool] = False
+
+    kind: ClassVar[str] = "lowrank"
+    equation: ClassVar[str] = "W = U V"
+    space: ClassVar[str] = "(m^d + n^d) r"
+    computation: ClassVar[str] = "(m^d + n^d) r"
+
+    def __post_init__(self, clip: bool) -> None:
+        self._check_modes(same_count=False)
+        self._settle_count("r", None, clip)
+        self._settle_count("r", largest_bond(self._network(), "r"), clip)
+
+    def _network(self) -> Network:
+        m, n = mode_legs("m", self.m), mode_legs("n", self.n)
+        return Network.of([Factor("U", (*m, "r")), Factor("V", ("r", *n))], m, n, m | n | {"r": self.r})
+
+    def orders(self) -> dict[str, Tree]:
+        return {"input_first": ((INPUT, "U"), "V")}
+
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        return ("V",)

@@ -1,0 +1,49 @@
+"""Tensor ring, Eq. (tr) of the paper: one core per input mode, one per output mode, closed to a ring."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from typing import ClassVar
+
+from kronecell.formats.base import Format, mode_legs
+from kronecell.network import INPUT, Factor, Network
+from kronecell.order import Tree, chain
+
+
+@dataclass(frozen=True)
+class TR(Format):
+    """W = G_1 . ... . G_{d+e}, G_i (r_{i-1} x m_i x r_i) then (r x n_i x r), r_{d+e} = r_0; r lists r_0 ... r_{d+e-1}.
+
+    Input and output may have different numbers of modes.
+
+    >>> TR((4, 2, 5), (4, 4), r=2).num_params
+    76
+    """
+
+    r: int | tuple[int, ...]
+    clip: InitVar[bool] = False
+
+    kind: ClassVar[str] = "tr"
+    equation: ClassVar[str] = "W = trace(G_1 . G_2 ... G_d . G_(d+1) ... G_2d)"
+    space: ClassVar[str] = "d (m+n) r^2"
+    computation: ClassVar[str] = "d (m^d + n^d) r^3"
+
+    def __post_init__(self, clip: bool) -> None:
+        self._check_modes(same_count=False)
+        self._settle_ranks("r", [f"r{i}" for i in range(len(self.m) + len(self.n))], clip)
+
+    def _network(self) -> Network:
+        assert isinstance(self.r, tuple)
+        m, n = mode_legs("m", self.m), mode_legs("n", self.n)
+        r = {f"r{i}": size for i, size in enumerate(self.r)}
+        cores = [Factor(f"G{i}", (f"r{i - 1}", leg, f"r{i % len(r)}")) for i, leg in enumerate([*m, *n], 1)]
+        return Network.of(cores, m, n, m | n | r)
+
+    def orders(self) -> dict[str, Tree]:
+        cores = [f"G{i}" for i in range(1, len(self.m) + len(self.n) + 1)]
+        return {"input_then_output": chain(INPUT, *cores)}
+
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        """The second input core, as the paper's parameter counts show; the first output core when there is none."""
+        return ("G2",)

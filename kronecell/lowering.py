@@ -1,0 +1,197 @@
+"""Steps of a plan lowered to permute, reshape and one matmul each, with as few copies of big tensors as possible.
+
+Every step becomes exactly one mm or bmm, so the counted multiply-adds are those the machine executes, and the graph
+exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of the
+possible layouts each step uses is chosen over the whole chain, because a layout that is free now may cost a copy later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kronecell.network import INPUT, Factor, Network
+from kronecell.steps import Step
+
+ROW = "row"  # the leg of x that counts rows; its size is only known when x arrives
+
+# Relative prices, in elements moved. Only their ratio matters: starting one matrix of a batched product costs about
+# as much as copying a hundred elements. BEAM bounds the search over layouts (not over orders).
+MATRIX_PRICE = 100
+BEAM = 24
+
+
+@dataclass(frozen=True)
+class View:
+    """How an operand becomes a matrix or a batch of matrices: split into legs, permute, merge into groups."""
+
+    legs: tuple[int, ...]
+    permutation: tuple[int, ...] | None  # None: already in order
+    groups: tuple[int, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if self.permutation is not None:
+            tensor = tensor.reshape(self.legs).permute(self.permutation)
+        return tensor.reshape(self.groups)
+
+
+@dataclass(frozen=True)
+class Op:
+    """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b."""
+
+    left: str
+    right: str
+    out: str
+    a: View
+    b: View
+    legs: tuple[str, ...]
+    swapped: bool = False  # a is the view of the right operand
+    spread: bool = False
+
+    def run(self, tensors: dict[str, Tensor]) -> None:
+        first, second = (self.right, self.left) if self.swapped else (self.left, self.right)
+        a, b = self.a(tensors[first]), self.b(tensors[second])
+        if self.spread:
+            a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
+        tensors[self.out] = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Hoisted operations, operations that touch x, and the last permutation to (row, outputs)."""
+
+    hoisted: tuple[Op, ...]
+    hot: tuple[Op, ...]
+    result: str
+    last: View
+
+    def finish(self, tensors: dict[str, Tensor]) -> Tensor:
+        return self.last(tensors[self.result])
+
+
+def constant_tensor(factor: Factor, network: Network, like: Tensor) -> Tensor:
+    """The tensor of a constant factor, on the device and in the dtype of the parameters."""
+    shape = network.shape(factor.legs)
+    if factor.constant == "ones":
+        return torch.ones(shape, dtype=like.dtype, device=like.device)
+    if factor.constant == "blocks":
+        columns = [torch.ones(size, 1, dtype=like.dtype, device=like.device) for size in factor.blocks]
+        return torch.block_diag(*columns)
+    tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    index = torch.arange(shape[0], device=like.device)
+    tensor[(index,) * len(shape)] = 1
+    return tensor
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """Leg sizes with the row leg, and the price of bringing a tensor into a grouping."""
+
+    sizes: dict[str, int]
+
+    def extent(self, legs: Iterable[str]) -> int:
+        """Size of a group; -1 when it holds the row leg, whose size is not known."""
+        legs = [*legs]
+        return -1 if ROW in legs else prod(self.sizes[leg] for leg in legs)
+
+    def volume(self, legs: Iterable[str]) -> int:
+        return prod(self.sizes[leg] for leg in legs)
+
+    def view(self, order: Sequence[str], groups: Sequence[Sequence[str]]) -> View:
+        wanted = [leg for group in groups for leg in group]
+        permutation = tuple(order.index(leg) for leg in wanted)
+        shape = tuple(self.extent([leg]) for leg in order)
+        merged = tuple(self.extent(group) for group in groups)
+        return View(shape, None if permutation == tuple(range(len(order))) else permutation, merged)
+
+    def copies(self, order: Sequence[str], groups: Sequence[Sequence[str]]) -> int:
+        """Elements copied to bring a contiguous tensor with legs `order` into `groups`: 0 when BLAS takes it as is."""
+        real = [leg for leg in order if self.sizes[leg] > 1]
+        position = {leg: i for i, leg in enumerate(real)}
+        runs = [[position[leg] for leg in group if leg in position] for group in groups]
+        contiguous = all(run == [*range(run[0], run[0] + len(run))] for run in runs if run)
+        matrix = runs[-2:]  # one of the two matrix dimensions must have stride one
+        unit = not real or any(run and run[-1] == len(real) - 1 for run in matrix)
+        return 0 if contiguous and unit else 2 * self.volume(order)
+
+    def options(self, step: Step, order: tuple[str, ...]) -> list[tuple[int, Op]]:
+        """Ways to run a step whose left operand (the big one) has its legs in `order`, with their prices."""
+        out = set(step.out_legs) | {ROW}
+        shared = [leg for leg in order if leg in step.right_legs]
+        batch = [leg for leg in shared if leg in out]
+        summed = [leg for leg in shared if leg not in out]
+        free = [leg for leg in order if leg not in shared]
+        other = [leg for leg in step.right_legs if leg not in shared]
+        found: list[tuple[int, Op]] = []
+
+        def add(price: int, big: list[list[str]], small: list[list[str]], swapped: bool, spread: bool) -> None:
+            if swapped:
+                a, b = self.view(step.right_legs, small), self.view(order, big)
+                legs = (*(big[0] if spread else batch), *other, *big[-1])
+            else:
+                a, b = self.view(order, big), self.view(step.right_legs, small)
+                legs = (*batch, *free, *other)
+            copied = self.copies(order, big)
+            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread)
+            found.append((price + copied, op))
+
+        front = [batch] if batch else []
+        matrices = self.volume(batch) * MATRIX_PRICE if batch else 0
+        add(matrices, [*front, free, summed], [*front, summed, other], swapped=False, spread=False)
+        add(matrices, [*front, summed, free], [*front, other, summed], swapped=True, spread=False)
+        if not batch and summed:
+            start = order.index(summed[0])
+            before, after = [*order[:start]], [*order[start + len(summed) :]]
+            if [*order[start : start + len(summed)]] == summed and before and after:
+                # One small matrix product per leading index leaves x where it is; its backward makes one gradient of
+                # the small operand per leading index, which is priced too.
+                repeats = self.volume(before)
+                price = repeats * (MATRIX_PRICE + self.volume([*other, *summed]))
+                add(price, [before, summed, after], [other, summed], swapped=True, spread=True)
+        return found
+
+
+def lower(network: Network, steps: Sequence[Step], rows: int) -> Program:
+    """Choose a layout for every step; the chain of steps that touch x is optimised as a whole."""
+    layouts = _Layouts({**network.sizes, ROW: rows})
+    legs = {name: held for name, held in network.legs.items() if name != INPUT}
+    hoisted = []
+    for step in steps:
+        if step.hoisted:
+            op = min(layouts.options(_located(step, legs), legs[step.left]), key=lambda option: option[0])[1]
+            legs[step.name] = op.legs
+            hoisted.append(op)
+    hot = [step for step in steps if not step.hoisted]
+    final = (ROW, *network.outputs) if hot else network.outputs
+    groups = [[ROW], [*network.outputs]] if hot else [[leg] for leg in network.outputs]
+    result = hot[-1].name if hot else (steps[-1].name if steps else network.factors[0].name)
+    if hot:
+        beam: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {(ROW, *network.inputs): (0, ())}
+        for step in hot:
+            following: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {}
+            for order, (price, ops) in beam.items():
+                for extra, op in layouts.options(_located(step, legs), order):
+                    total = price + extra
+                    if op.legs not in following or total < following[op.legs][0]:
+                        following[op.legs] = (total, (*ops, op))
+            beam = dict(sorted(following.items(), key=lambda item: item[1][0])[:BEAM])
+        done = [
+            (price + (0 if order == final else 2 * layouts.volume(order)), order, ops)
+            for order, (price, ops) in beam.items()
+        ]
+        _, order, ops = min(done, key=lambda item: item[0])
+    else:
+        order, ops = legs[result], ()
+    return Program(tuple(hoisted), ops, result, layouts.view(order, groups))
+
+
+def _located(step: Step, legs: dict[str, tuple[str, ...]]) -> Step:
+    """The step with x on the left, and with the leg orders its operands really have."""
+    left, right = step.left, step.right
+    if not step.hoisted and left in legs:  # x is in no table of weights, so the left operand is the small one
+        left, right = right, left
+    return replace(step, left=left, right=right, left_legs=legs.get(left, ()), right_legs=legs[right])

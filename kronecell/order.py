@@ -1,0 +1,128 @@
+"""Contraction orders as nested pairs of names, such as ((("x", "G1"), "G2"), "G3"), and the search for the best one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import opt_einsum
+
+from kronecell.errors import PlanError
+from kronecell.network import INPUT, Network
+
+Tree = str | tuple["Tree", "Tree"]
+
+EXACT_LIMIT = 10  # tensors up to which every order is tried, outer products included
+CONNECTED_LIMIT = 14  # tensors up to which every order without outer products is tried
+
+
+def leaves(tree: Tree) -> tuple[str, ...]:
+    """Names in the tree, left to right."""
+    return (tree,) if isinstance(tree, str) else (*leaves(tree[0]), *leaves(tree[1]))
+
+
+def chain(first: Tree, *rest: Tree) -> Tree:
+    """Left to right: chain(x, a, b) is ((x, a), b)."""
+    for item in rest:
+        first = (first, item)
+    return first
+
+
+@lru_cache(maxsize=512)
+def optimal(network: Network, rows: int = 1) -> Tree:
+    """The order with the fewest multiply-adds for `rows` rows, work without x charged once.
+
+    Exact over all orders for small networks; over all orders without outer products for medium ones; greedy beyond
+    (no format at the paper's shapes is beyond). Ties go to the smaller intermediates.
+    """
+    names = [*network.legs]
+    if len(names) == 1:
+        return names[0]
+    if len(names) > CONNECTED_LIMIT:
+        return _greedy(network, rows)
+    return _exhaustive(network, rows, outer=len(names) <= EXACT_LIMIT)
+
+
+def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
+    """Dynamic programme over subsets of tensors; the legs of a contracted subset do not depend on its order.
+
+    A subset that alone costs more than a greedy order of everything cannot be part of the best order and is dropped,
+    which is what keeps a ring of thirteen cores within milliseconds.
+    """
+    names = [*network.legs]
+    bit_of_leg = {leg: 1 << i for i, (leg, _) in enumerate(network.leg_sizes)}
+    held = [sum(bit_of_leg[leg] for leg in network.legs[name]) for name in names]
+    wanted = sum(bit_of_leg[leg] for leg in network.outputs)
+    sizes = [size for _, size in network.leg_sizes]
+    x_bit = 1 << names.index(INPUT) if INPUT in names else 0
+    full = (1 << len(names)) - 1
+
+    def union(subset: int) -> int:
+        legs = 0
+        for i, mask in enumerate(held):
+            if subset >> i & 1:
+                legs |= mask
+        return legs
+
+    volume: dict[int, int] = {}
+
+    def size(legs: int) -> int:
+        if legs not in volume:
+            volume[legs] = prod(s for i, s in enumerate(sizes) if legs >> i & 1)
+        return volume[legs]
+
+    def multiply_adds(tree: Tree) -> tuple[int, int]:
+        """(subset, cost) of a whole tree."""
+        if isinstance(tree, str):
+            return 1 << names.index(tree), 0
+        (left, a), (right, b) = multiply_adds(tree[0]), multiply_adds(tree[1])
+        touched = open_legs(left) | open_legs(right)
+        return left | right, a + b + size(touched) * (rows if (left | right) & x_bit else 1)
+
+    def open_legs(subset: int) -> int:
+        return union(subset) & (union(full & ~subset) | wanted)
+
+    bound = multiply_adds(_greedy(network, rows))[1]
+    # One table per number of tensors: subset -> (multiply-adds, total size of intermediates, tree, open legs).
+    tables: list[dict[int, tuple[int, int, Tree, int]]] = [{} for _ in range(len(names) + 1)]
+    for i, name in enumerate(names):
+        tables[1][1 << i] = (0, 0, name, open_legs(1 << i))
+    for count in range(2, len(names) + 1):
+        table = tables[count]
+        for small in range(1, count // 2 + 1):
+            for part, (cost_a, size_a, tree_a, legs_a) in tables[small].items():
+                for other, (cost_b, size_b, tree_b, legs_b) in tables[count - small].items():
+                    if part & other or (2 * small == count and part > other):
+                        continue
+                    if not outer and not legs_a & legs_b and count < len(names):
+                        continue
+                    subset = part | other
+                    factor = rows if subset & x_bit else 1
+                    cost = cost_a + cost_b + size(legs_a | legs_b) * factor
+                    if cost > bound or (subset in table and cost > table[subset][0]):
+                        continue
+                    legs = open_legs(subset)
+                    weight = size_a + size_b + size(legs) * factor
+                    if subset not in table or (cost, weight) < table[subset][:2]:
+                        tree = (tree_b, tree_a) if other & x_bit else (tree_a, tree_b)
+                        table[subset] = (cost, weight, tree, legs)
+    return tables[-1][full][2]
+
+
+def _greedy(network: Network, rows: int) -> Tree:
+    """opt_einsum's greedy search; the row leg makes it charge hoisted work once."""
+    sizes = {**network.sizes, "row": rows}
+    legs = {name: [*held, "row"] if name == INPUT else [*held] for name, held in network.legs.items()}
+    output = {*network.outputs, "row"} if INPUT in legs else {*network.outputs}
+    path = opt_einsum.paths.greedy([frozenset(held) for held in legs.values()], frozenset(output), sizes)
+    trees: list[Tree] = [*legs]
+    for pair in path:
+        picked = [trees.pop(i) for i in sorted(pair, reverse=True)]
+        if len(picked) == 1:
+            trees.append(picked[0])
+            continue
+        a, b = picked
+        trees.append((b, a) if INPUT in leaves(b) else (a, b))
+    if len(trees) != 1:
+        raise PlanError(f"greedy search left {len(trees)} tensors instead of 1")
+    return trees[0]

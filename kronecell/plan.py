@@ -1,0 +1,162 @@
+"""A plan is a pairwise contraction order with its costs: what is contracted when, what it costs, how it is executed.
+
+Counting convention: one multiply-add is one; the cost of a step is the product of the sizes of all legs it touches.
+A step that does not touch x is hoisted: it is done once per weight update, not once per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kronecell.errors import PlanError, ShapeError
+from kronecell.lowering import Program, constant_tensor, lower
+from kronecell.network import INPUT, Network
+from kronecell.order import Tree, leaves
+from kronecell.steps import Step, steps_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network, an order for it, and the number of rows it is meant for."""
+
+    network: Network
+    tree: Tree
+    rows: int = 1
+    order: str = "custom"
+
+    def __post_init__(self) -> None:
+        expected, got = sorted(self.network.legs), sorted(leaves(self.tree))
+        if expected != got:
+            raise PlanError(f"an order must use every tensor exactly once: expected {expected}, got {got}")
+        if self.rows < 1:
+            raise PlanError(f"rows must be at least 1, got {self.rows}")
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Steps in the order they are executed, hoisted ones first."""
+        return steps_of(self.network, self.tree)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for one row of x, hoisted work excluded."""
+        return sum(step.macs for step in self.steps if not step.hoisted)
+
+    @property
+    def hoisted_macs(self) -> int:
+        """Multiply-adds done once per weight update."""
+        return sum(step.macs for step in self.steps if step.hoisted)
+
+    @property
+    def flops(self) -> int:
+        """2 * macs."""
+        return 2 * self.macs
+
+    @property
+    def total_macs(self) -> int:
+        """Multiply-adds for all rows of this plan, hoisted work included once."""
+        return self.hoisted_macs + self.rows * self.macs
+
+    @property
+    def peak(self) -> int:
+        """Elements of the largest result of a step, for this plan's number of rows (the output counts, x does not)."""
+        return max((step.size * (1 if step.hoisted else self.rows) for step in self.steps), default=0)
+
+    @cached_property
+    def program(self) -> Program:
+        """The steps lowered to permute, reshape and matmul."""
+        return lower(self.network, self.steps, self.rows)
+
+    def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the hoisted steps; the result depends on the weights only and can be kept until they change."""
+        network = self.network
+        tensors: dict[str, Tensor] = {}
+        for factor in network.parameters:
+            tensor = factors.get(factor.name)
+            if tensor is None:
+                raise ShapeError(f"factor {factor.name!r} is missing; expected {[*network.shapes]}, got {[*factors]}")
+            expected = network.shapes[factor.name]
+            if tuple(tensor.shape) != expected:
+                raise ShapeError(
+                    f"factor {factor.name!r} has the wrong shape: expected {expected} for legs {factor.legs}, "
+                    f"got {tuple(tensor.shape)}"
+                )
+            tensors[factor.name] = tensor
+        dtypes = {tensor.dtype for tensor in tensors.values()}
+        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+            raise ShapeError(
+                f"factors must share one floating point dtype, got {sorted(map(str, dtypes))}; convert with .to(dtype)"
+            )
+        like = next(iter(tensors.values()))
+        for factor in network.constants:
+            tensors[factor.name] = constant_tensor(factor, network, like)
+        for op in self.program.hoisted:
+            op.run(tensors)
+        return tensors
+
+    def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
+        """Run the steps that touch x (..., M) -> (..., gates * N)."""
+        width = prod(self.network.shape(self.network.inputs))
+        if x.ndim == 0 or x.shape[-1] != width:
+            raise ShapeError(
+                f"input has the wrong width: expected (..., {width}) for modes "
+                f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
+            )
+        dtype = prepared[self.network.parameters[0].name].dtype
+        if x.dtype != dtype:
+            raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...)")
+        tensors = {**prepared, INPUT: x.reshape(-1, width)}
+        for op in self.program.hot:
+            op.run(tensors)
+        y = self.program.finish(tensors)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+        """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""
+        return self.apply(x, self.prepare(factors))
+
+    def contract(self, factors: Mapping[str, Tensor]) -> Tensor:
+        """For a network without input: the tensor with the legs `outputs`."""
+        if self.network.inputs:
+            raise PlanError("contract() is for networks without input; use execute(x, factors)")
+        return self.program.finish(self.prepare(factors))
+
+    def __str__(self) -> str:
+        def show(name: str, legs: tuple[str, ...]) -> str:
+            return f"{name}[{' '.join(legs)}]"
+
+        rows = [("step", "contract", "result", "size", "multiply-adds", "when")]
+        names: dict[str, str] = {}
+        for i, step in enumerate(self.steps, 1):
+            left, right = names.get(step.left, step.left), names.get(step.right, step.right)
+            names[step.name] = f"#{i}"
+            contract = f"{show(left, step.left_legs)} {show(right, step.right_legs)}"
+            when = "once" if step.hoisted else "each row"
+            rows.append((f"#{i}", contract, f"[{' '.join(step.out_legs)}]", f"{step.size:,}", f"{step.macs:,}", when))
+        widths = [max(len(row[column]) for row in rows) for column in range(6)]
+        right_aligned = {3, 4}
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i in right_aligned else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        lines.append(
+            f"order {self.order}: {self.macs:,} multiply-adds a row, {self.hoisted_macs:,} once per weight update; "
+            f"largest intermediate for {self.rows:,} row(s): {self.peak:,} elements"
+        )
+        return "\n".join(lines)
+
+
+def check_tensor(value: object, what: str) -> Tensor:
+    """The tensor itself, or a ShapeError that names the argument."""
+    if not isinstance(value, torch.Tensor):
+        raise ShapeError(f"{what} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    return value

@@ -1,0 +1,80 @@
+"""The thin split: W = In Out with few columns between, for formats whose factors touch either the input or the output.
+
+S = x In is then a short vector, and Out is an ordinary weight matrix: an LSTM over S with `weight_ih = Out^T` runs in
+torch's native kernel, which is where the speed of the recurrent layers comes from (LowRank, TR, KT and KCP split;
+TT, CP, Tucker, BT and HT have factors that hold both an input and an output mode, and do not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kronecell.network import GATE, Factor, Network
+from kronecell.order import optimal
+from kronecell.plan import Plan
+
+
+@dataclass(frozen=True)
+class Split:
+    """S (..., R) = x In by `inner`, Out (R, gates * N) by `outer`; R counts the gates when S differs by gate."""
+
+    inner: Plan
+    outer: Plan
+    gates: int
+    bonds: tuple[str, ...]
+
+    @property
+    def gated(self) -> bool:
+        """Whether S has a part per gate, which makes Out block diagonal."""
+        return GATE in self.bonds
+
+    @property
+    def width(self) -> int:
+        """R, the number of columns between."""
+        return prod(self.inner.network.shape(self.bonds))
+
+    def out_matrix(self, factors: Mapping[str, Tensor]) -> Tensor:
+        """Out (R, gates * N): small, made once per weight update."""
+        tensor = self.outer.contract(factors)  # (g?, bonds without g, outputs without g)
+        rank = self.width // (self.gates if self.gated else 1)
+        copies = self.gates if GATE in self.outer.network.outputs else 1
+        blocks = tensor.reshape(copies, rank, -1)
+        if self.gated:  # every gate has its own columns of S, and the same Out where only the input side differs
+            return torch.block_diag(*blocks.expand(self.gates, -1, -1))
+        return blocks.transpose(0, 1).reshape(rank, -1)
+
+    def project(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+        """S = x In, (..., R)."""
+        return self.inner.execute(x, factors)
+
+
+@lru_cache(maxsize=256)
+def thin_split(network: Network, rows: int = 1) -> Split | None:
+    """The split of a network, or None when a factor holds both an input and an output mode."""
+    inputs, outputs = {*network.inputs}, {*network.outputs} - {GATE}
+    left: list[Factor] = [f for f in network.parameters if inputs & {*f.legs}]
+    right: list[Factor] = [f for f in network.parameters if not inputs & {*f.legs}]
+    if not left or not right or any(outputs & {*f.legs} for f in left):
+        return None
+    held_left = {leg for f in left for leg in f.legs}
+    for constant in network.constants:
+        (left if held_left & {*constant.legs} else right).append(constant)
+    held_left = {leg for f in left for leg in f.legs}
+    held_right = {leg for f in right for leg in f.legs}
+    gate = (GATE,) if GATE in held_left else ()
+    crossing = tuple(leg for leg, _ in network.leg_sizes if leg in held_left & held_right and leg != GATE)
+    bonds = (*gate, *crossing)
+    out_gate = (GATE,) if GATE in held_right else ()
+    out_legs = tuple(leg for leg in network.outputs if leg != GATE)
+    inner = Network.of(left, network.inputs, bonds, network.sizes)
+    outer = Network.of(right, (), (*out_gate, *crossing, *out_legs), network.sizes)
+    gates = network.sizes.get(GATE, 1)
+    return Split(
+        Plan(inner, optimal(inner, rows), rows, "split"), Plan(outer, optimal(outer), order="split"), gates, bonds
+    )
