@@ -8,7 +8,7 @@ from math import prod
 import opt_einsum
 
 from kronecell.errors import PlanError
-from kronecell.network import INPUT, Network
+from kronecell.network import GATE, INPUT, Network
 
 Tree = str | tuple["Tree", "Tree"]
 
@@ -56,6 +56,7 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
     sizes = [size for _, size in network.leg_sizes]
     x_bit = 1 << names.index(INPUT) if INPUT in names else 0
     full = (1 << len(names)) - 1
+    joining = ~bit_of_leg.get(GATE, 0)  # sharing the gate leg alone does not make two factors neighbours
 
     def union(subset: int) -> int:
         legs = 0
@@ -94,7 +95,7 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
                 for other, (cost_b, size_b, tree_b, legs_b) in tables[count - small].items():
                     if part & other or (2 * small == count and part > other):
                         continue
-                    if not outer and not legs_a & legs_b and count < len(names):
+                    if not outer and not legs_a & legs_b & joining and count < len(names):
                         continue
                     subset = part | other
                     factor = rows if subset & x_bit else 1

@@ -1,0 +1,6 @@
+"""python -m kronecell."""
+
+from kronecell.cli import main
+
+if __name__ == "__main__":
+    main()
