@@ -2,6 +2,7 @@
 
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
+from kronecell.modes import factorize
 from kronecell.network import Factor, Network
 from kronecell.plan import Plan
 
@@ -28,5 +29,6 @@ __all__ = [
     "RankError",
     "ShapeError",
     "Tucker",
+    "factorize",
     "parse",
 ]

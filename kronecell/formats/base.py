@@ -6,6 +6,7 @@
 |   _network()     the tensor network: factors with named legs, and the size of every leg           |
 |   orders()       contraction orders by name; the first is the default                             |
 |   unshared       the factors that keep one copy per gate under weight sharing                     |
+|   _decompose()   closed-form factors of a given W: the start that `from_dense` refines             |
 | Parameters, multiply-adds, products, gradients, gates, sharing, initialisation, dense matrices and  |
 | file names follow from these.                                                                      |
 +---------------------------------------------------------------------------------------------------+
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import PlanError, RankError, ShapeError
+from kronecell.fit.driver import fit_dense
+from kronecell.fit.options import FitOptions
 from kronecell.network import Network
 from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
@@ -41,6 +44,8 @@ class Format(ABC):
     equation: ClassVar[str]
     space: ClassVar[str]
     computation: ClassVar[str]
+    optimal_start: ClassVar[bool] = False  # whether _decompose is already the best there is
+    restarts: ClassVar[int] = 0  # random starts that from_dense tries besides _decompose
 
     # What a format must define -----------------------------------------------------------------------------------
 
@@ -56,6 +61,10 @@ class Format(ABC):
     @abstractmethod
     def unshared(self) -> tuple[str, ...]:
         """Factors that keep one copy per gate when weights are shared as the paper shares them."""
+
+    @abstractmethod
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """Factors of W (M, N) for one gate, in closed form."""
 
     # What follows ------------------------------------------------------------------------------------------------
 
@@ -141,6 +150,21 @@ class Format(ABC):
         """x (..., M) @ W without forming W: (..., gates * N), gate-major."""
         rows = check_tensor(x, "x").numel() // max(1, x.shape[-1]) if x.ndim else 1
         return self.plan(order, max(1, rows), gates=gates, shared=shared).execute(x, factors)
+
+    def from_dense(
+        self,
+        W: Tensor,
+        *,
+        gates: int = 1,
+        shared: Shared = False,
+        **options: Any,
+    ) -> tuple[dict[str, Tensor], float]:
+        """Factors whose matrix is close to W (M, N), or (gates, M, N), and |W - W'| / |W|.
+
+        Unshared gates are fitted one by one; shared ones jointly. Options are those of `FitOptions`: refine, sweeps,
+        tolerance, starts, seed, max_memory, progress.
+        """
+        return fit_dense(self, W, gates, shared, FitOptions(**options))
 
     def init(
         self,

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -42,6 +46,11 @@ class CP(Format):
     def orders(self) -> dict[str, Tree]:
         names = [f.name for f in self._network().factors]
         return {"forward": chain(INPUT, *names), "backward": chain(INPUT, *reversed(names))}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """A random start of the right size."""
+        generator = torch.Generator().manual_seed(options.seed)
+        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree
@@ -22,6 +25,7 @@ class Dense(Format):
     equation: ClassVar[str] = "W"
     space: ClassVar[str] = "(mn)^d"
     computation: ClassVar[str] = "(mn)^d"
+    optimal_start: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check_modes(same_count=False)
@@ -32,6 +36,9 @@ class Dense(Format):
 
     def orders(self) -> dict[str, Tree]:
         return {"dense": (INPUT, "W")}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        return {"W": W.reshape(*self.m, *self.n).clone()}
 
     @property
     def unshared(self) -> tuple[str, ...]:

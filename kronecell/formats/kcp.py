@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import RankError, ShapeError
+from kronecell.fit.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -177,6 +178,11 @@ class KCP(Format):
     def branches(self, factor: Tensor, name: str) -> list[Tensor]:
         """The K matrices A_k^(i) (name "CA") or B_k^(i) (name "CB") inside one stored factor."""
         return [*factor] if self.equal_ranks else [*factor.split(self.branch_ranks(name), dim=1)]
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """A random start of the right size."""
+        generator = torch.Generator().manual_seed(options.seed)
+        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
 
     @property
     def unshared(self) -> tuple[str, ...]:

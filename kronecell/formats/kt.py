@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
+from kronecell.fit.svd import truncated_svd
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree
@@ -25,6 +29,7 @@ class KT(Format):
     equation: ClassVar[str] = "W = sum_k A_k (x) B_k"
     space: ClassVar[str] = "(m^d + n^d) K"
     computation: ClassVar[str] = "(m^d + n^d) K"
+    optimal_start: ClassVar[bool] = True
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=False)
@@ -36,6 +41,12 @@ class KT(Format):
 
     def orders(self) -> dict[str, Tree]:
         return {"input_first": ((INPUT, "A"), "B")}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """The rearrangement of a Kronecker sum of vectors a_k, b_k is W itself: its truncated SVD is optimal."""
+        U, S, Vh = truncated_svd(W, self.K, options.seed)
+        root = S.sqrt()
+        return {"A": (U * root).mT.reshape(self.K, *self.m), "B": (root[:, None] * Vh).reshape(self.K, *self.n)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
+from kronecell.fit.svd import truncated_svd
 from kronecell.formats.base import Format, largest_bond, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree
@@ -25,6 +29,7 @@ class LowRank(Format):
     equation: ClassVar[str] = "W = U V"
     space: ClassVar[str] = "(m^d + n^d) r"
     computation: ClassVar[str] = "(m^d + n^d) r"
+    optimal_start: ClassVar[bool] = True
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=False)
@@ -37,6 +42,12 @@ class LowRank(Format):
 
     def orders(self) -> dict[str, Tree]:
         return {"input_first": ((INPUT, "U"), "V")}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """The truncated SVD, the best there is (Eckart and Young), singular values split evenly."""
+        U, S, Vh = truncated_svd(W, self.r, options.seed)
+        root = S.sqrt()
+        return {"U": (U * root).reshape(*self.m, self.r), "V": (root[:, None] * Vh).reshape(self.r, *self.n)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -42,6 +46,11 @@ class TR(Format):
     def orders(self) -> dict[str, Tree]:
         cores = [f"G{i}" for i in range(1, len(self.m) + len(self.n) + 1)]
         return {"input_then_output": chain(INPUT, *cores)}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """A random start of the right size."""
+        generator = torch.Generator().manual_seed(options.seed)
+        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from kronecell.fit.options import FitOptions
+from kronecell.fit.svd import left_basis
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -43,6 +47,22 @@ class TT(Format):
     def orders(self) -> dict[str, Tree]:
         cores = [f"G{i}" for i in range(1, self.d + 1)]
         return {"forward": chain(INPUT, *cores), "backward": chain(INPUT, *reversed(cores))}
+
+    def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """TT-SVD (Oseledets 2011): split off one joint mode at a time; within sqrt(d-1) of the best."""
+        assert isinstance(self.r, tuple)
+        d, m, n = self.d, self.m, self.n
+        pairs = [axis for i in range(d) for axis in (i, d + i)]
+        rest = W.reshape(*m, *n).permute(pairs)  # (m1, n1, m2, n2, ...)
+        factors, before = {}, 1
+        for i in range(1, d):
+            rank = self.r[i - 1]
+            unfolding = rest.reshape(before * m[i - 1] * n[i - 1], -1)
+            Q = left_basis(unfolding, rank, options.seed)
+            factors[f"G{i}"] = Q.reshape(*([before] if i > 1 else []), m[i - 1], n[i - 1], rank)
+            rest, before = Q.mT @ unfolding, rank
+        factors[f"G{d}"] = rest.reshape(*([before] if d > 1 else []), m[-1], n[-1])
+        return factors
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -1,0 +1,154 @@
+"""Alternating least squares for any network.
+
+Every factor occurs once, so the dense tensor is linear in each: W' = <E, F> with the environment E, the contraction of
+all other factors. The best F solves G F = R with G = <E, E> over the legs F does not hold alone and R = <E, W>; both
+are contractions of ordinary networks, planned once. Legs of F that only W holds besides (its modes) are right-hand sides,
+a gate leg that others hold too is a batch. Each update minimises a convex quadratic, so the error cannot rise; the
+step is solved in residual form, which keeps it accurate next to an exact solution, and is refused if it does not help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kronecell.network import Factor, Network
+from kronecell.order import EXACT_LIMIT, Tree, _greedy, optimal
+from kronecell.plan import Plan
+
+TARGET = "W"  # the name of the dense tensor in the right-hand side's network
+CUTOFF = 1e-14  # eigenvalues of G below this part of the largest are directions the error does not see
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The least-squares system of one factor of a dense network (one without x)."""
+
+    network: Network
+    name: str
+
+    @cached_property
+    def factor(self) -> Factor:
+        return next(f for f in self.network.factors if f.name == self.name)
+
+    @cached_property
+    def others(self) -> tuple[Factor, ...]:
+        return tuple(f for f in self.network.factors if f.name != self.name)
+
+    @cached_property
+    def legs(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The factor's legs in three kinds: batch (outer, held by others too), own (outer, only here), bonds."""
+        outer, elsewhere = {*self.network.outputs}, {leg for f in self.others for leg in f.legs}
+        batch = tuple(leg for leg in self.factor.legs if leg in outer and leg in elsewhere)
+        own = tuple(leg for leg in self.factor.legs if leg in outer and leg not in elsewhere)
+        bonds = tuple(leg for leg in self.factor.legs if leg not in outer)
+        return batch, own, bonds
+
+    @cached_property
+    def rhs(self) -> Plan:
+        """<E, W> with the legs (batch, own, bonds)."""
+        factors = (Factor(_free_name(self.network), self.network.outputs), *self.others)
+        batch, own, bonds = self.legs
+        network = Network.of(factors, (), (*batch, *own, *bonds), self.network.sizes)
+        return Plan(network, optimal(network), order="environment")
+
+    @cached_property
+    def gram(self) -> Plan:
+        """<E, E> with the legs (batch, bonds, bonds')."""
+        batch, _, bonds = self.legs
+        outer, sizes, copies = {*self.network.outputs}, dict(self.network.sizes), []
+        for f in self.others:
+            legs = tuple(leg if leg in outer else f"{leg}'" for leg in f.legs)
+            sizes.update({new: self.network.sizes[old] for old, new in zip(f.legs, legs, strict=True)})
+            copies.append(Factor(f"{f.name}'", legs, f.constant, f.blocks))
+        outputs = (*batch, *bonds, *(f"{leg}'" for leg in bonds))
+        network = Network.of((*self.others, *copies), (), outputs, sizes)
+        return Plan(network, _gram_tree(network), order="gram")
+
+    @property
+    def peak(self) -> int:
+        """Elements of the largest intermediate."""
+        return max(self.rhs.peak, self.gram.peak)
+
+    def system(self, W: Tensor, factors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """R (batch, own, bonds) and G (batch, bonds, bonds) as matrices, in float64."""
+        batch, own, bonds = (prod(self.network.shape(legs)) for legs in self.legs)
+        doubles = {f.name: factors[f.name].double() for f in self.others if f.constant is None}
+        both = doubles | {f"{name}'": tensor for name, tensor in doubles.items()}
+        G = self.gram.contract(both).reshape(batch, bonds, bonds)
+        low = {name: tensor.to(W.dtype) for name, tensor in doubles.items()} | {_free_name(self.network): W}
+        R = self.rhs.contract(low).reshape(batch, own, bonds).double()
+        return R, G
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """The factor as (batch, own, bonds)."""
+        batch, own, bonds = self.legs
+        order = [self.factor.legs.index(leg) for leg in (*batch, *own, *bonds)]
+        return tensor.permute(order).reshape(*(prod(self.network.shape(legs)) for legs in self.legs))
+
+    def unpack(self, matrix: Tensor) -> Tensor:
+        """Back to the factor's own legs."""
+        batch, own, bonds = self.legs
+        legs = (*batch, *own, *bonds)
+        return matrix.reshape(self.network.shape(legs)).permute([legs.index(leg) for leg in self.factor.legs])
+
+
+def solve_step(R: Tensor, G: Tensor, F: Tensor) -> tuple[Tensor, float]:
+    """The step D that minimises |E (F + D) - W|, and by how much it lowers the squared error (never below 0)."""
+    residual = R - F @ G
+    values, vectors = torch.linalg.eigh(G)
+    keep = values > CUTOFF * values[..., -1:].clamp_min(torch.finfo(G.dtype).tiny)
+    inverse = torch.where(keep, 1 / torch.where(keep, values, 1.0), 0.0)
+    step = ((residual @ vectors) * inverse.unsqueeze(-2)) @ vectors.mT
+    gain = float((2 * residual - step @ G).mul(step).sum())
+    return (step, gain) if gain > 0 else (torch.zeros_like(step), 0.0)
+
+
+@lru_cache(maxsize=64)
+def environments(network: Network) -> tuple[Environment, ...]:
+    """The systems of all trained factors of a dense network; their plans are made once and kept."""
+    return tuple(Environment(network, f.name) for f in network.parameters)
+
+
+def sweep(network: Network, W: Tensor, factors: dict[str, Tensor]) -> float:
+    """Update every factor once, in place (float64); returns the squared error after the last update.
+
+    The value is |W|^2 - 2 <R, F> + <F, G F>: exact to about 1e-16 |W|^2, so its root to 1e-8 |W|.
+    """
+    squared = 0.0
+    for environment in environments(network):
+        R, G = environment.system(W, factors)
+        F = environment.pack(factors[environment.name].double())
+        step, _ = solve_step(R, G, F)
+        F = F + step
+        factors[environment.name] = environment.unpack(F)
+        squared = float((F @ G - 2 * R).mul(F).sum())
+    balance(factors)
+    return squared
+
+
+def balance(factors: dict[str, Tensor]) -> None:
+    """Give all factors the same norm; the product stays, and no Gram matrix drifts out of range."""
+    norms = {name: float(torch.linalg.vector_norm(tensor)) for name, tensor in factors.items()}
+    if all(0 < norm < float("inf") for norm in norms.values()):
+        mean = torch.tensor([*norms.values()], dtype=torch.float64).log().mean().exp()
+        for name, norm in norms.items():
+            factors[name] = factors[name] * (mean / norm)
+
+
+def _gram_tree(network: Network) -> Tree:
+    """Exact where that is quick; greedy beyond, which also takes networks that fall into parts (KCP's groups do)."""
+    return optimal(network) if len(network.factors) <= EXACT_LIMIT else _greedy(network, 1)
+
+
+def _free_name(network: Network) -> str:
+    """A name for the target that no factor has (Dense and others use W themselves)."""
+    name = TARGET
+    while any(f.name == name for f in network.factors):
+        name += "_"
+    return name

@@ -1,0 +1,44 @@
+"""What a fit may spend and how it reports: one immutable record handed down from `from_dense`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kronecell.errors import RankError
+
+GIGABYTE = 1 << 30
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Limits of one fit.
+
+    refine      lower the error of the whole network after the closed-form start
+    sweeps      refinement rounds at most, over all factors each
+    tolerance   stop when a round lowers the relative error by less than this (absolute)
+    starts      random starts besides the closed form; None is the format's own number
+    seed        everything random comes from here
+    max_memory  bytes above the arguments; a fit that would need more is refused before it starts
+    progress    called with one line of text now and then
+    """
+
+    refine: bool = True
+    sweeps: int = 100
+    tolerance: float = 1e-6
+    starts: int | None = None
+    seed: int = 0
+    max_memory: int = 4 * GIGABYTE
+    progress: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 0 or self.tolerance < 0 or (self.starts is not None and self.starts < 0):
+            raise RankError(
+                f"from_dense: sweeps, tolerance and starts must not be negative, got sweeps={self.sweeps}, "
+                f"tolerance={self.tolerance}, starts={self.starts}"
+            )
+
+    def report(self, text: str) -> None:
+        """Tell the listener, if there is one."""
+        if self.progress is not None:
+            self.progress(text)
