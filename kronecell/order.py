@@ -39,7 +39,7 @@ def optimal(network: Network, rows: int = 1) -> Tree:
     if len(names) == 1:
         return names[0]
     if len(names) > CONNECTED_LIMIT:
-        return _greedy(network, rows)
+        return greedy(network, rows)
     return _exhaustive(network, rows, outer=len(names) <= EXACT_LIMIT)
 
 
@@ -83,7 +83,7 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
     def open_legs(subset: int) -> int:
         return union(subset) & (union(full & ~subset) | wanted)
 
-    bound = multiply_adds(_greedy(network, rows))[1]
+    bound = multiply_adds(greedy(network, rows))[1]
     # One table per number of tensors: subset -> (multiply-adds, total size of intermediates, tree, open legs).
     tables: list[dict[int, tuple[int, int, Tree, int]]] = [{} for _ in range(len(names) + 1)]
     for i, name in enumerate(names):
@@ -110,8 +110,8 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
     return tables[-1][full][2]
 
 
-def _greedy(network: Network, rows: int) -> Tree:
-    """opt_einsum's greedy search; the row leg makes it charge hoisted work once."""
+def greedy(network: Network, rows: int = 1) -> Tree:
+    """A good order quickly, by opt_einsum's greedy search; the row leg makes it charge hoisted work once."""
     sizes = {**network.sizes, "row": rows}
     legs = {name: [*held, "row"] if name == INPUT else [*held] for name, held in network.legs.items()}
     output = {*network.outputs, "row"} if INPUT in legs else {*network.outputs}

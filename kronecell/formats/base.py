@@ -27,7 +27,7 @@ from kronecell.errors import PlanError, RankError, ShapeError
 from kronecell.fit.driver import fit_dense
 from kronecell.fit.options import FitOptions
 from kronecell.network import Network
-from kronecell.order import Tree, optimal
+from kronecell.order import Tree, greedy, optimal
 from kronecell.plan import Plan, check_tensor
 
 Shared = bool | Iterable[str]
@@ -192,7 +192,7 @@ class Format(ABC):
         for factor in network.parameters:
             tensor = torch.randn(network.shapes[factor.name], generator=generator, dtype=work, device=source)
             columns = [i for i, leg in enumerate(factor.legs) if leg in outer and leg != "g"]
-            if columns:
+            if prod(tensor.shape[i] for i in columns) > 1:  # a column of one number would become +-1, and sums cancel
                 tensor /= tensor.square().mean(columns, keepdim=True).sqrt().clamp_min(torch.finfo(work).tiny)
             factors[factor.name] = tensor
         norms = self._squared_norm(network, factors).sqrt().reshape(-1)
@@ -215,7 +215,7 @@ class Format(ABC):
         doubled = {name: tensor.double() for name, tensor in factors.items()}
         doubled |= {f"{name}'": tensor for name, tensor in doubled.items()}
         squared = network.squared()
-        return Plan(squared, optimal(squared), order="norm").contract(doubled)
+        return Plan(squared, greedy(squared), order="norm").contract(doubled)
 
     # Text --------------------------------------------------------------------------------------------------------
 
