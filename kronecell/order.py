@@ -95,8 +95,9 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
                 for other, (cost_b, size_b, tree_b, legs_b) in tables[count - small].items():
                     if part & other or (2 * small == count and part > other):
                         continue
-                    if not outer and not legs_a & legs_b & joining and count < len(names):
-                        continue
+                    apart = not legs_a & legs_b & joining
+                    if apart and not outer and (legs_a | legs_b) & ~wanted:
+                        continue  # an outer product, unless both are whole components of a disconnected network
                     subset = part | other
                     factor = rows if subset & x_bit else 1
                     cost = cost_a + cost_b + size(legs_a | legs_b) * factor

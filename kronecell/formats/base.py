@@ -148,7 +148,7 @@ class Format(ABC):
         shared: Shared = False,
     ) -> Tensor:
         """x (..., M) @ W without forming W: (..., gates * N), gate-major."""
-        rows = check_tensor(x, "x").numel() // max(1, x.shape[-1]) if x.ndim else 1
+        rows = check_tensor(x, "x").numel() // self.M
         return self.plan(order, max(1, rows), gates=gates, shared=shared).execute(x, factors)
 
     def from_dense(
