@@ -2,9 +2,9 @@
 
 Every factor occurs once, so the dense tensor is linear in each: W' = <E, F> with the environment E, the contraction of
 all other factors. The best F solves G F = R with G = <E, E> over the legs F does not hold alone and R = <E, W>; both
-are contractions of ordinary networks, planned once. Legs of F that only W holds besides (its modes) are right-hand sides,
-a gate leg that others hold too is a batch. Each update minimises a convex quadratic, so the error cannot rise; the
-step is solved in residual form, which keeps it accurate next to an exact solution, and is refused if it does not help.
+are contractions of ordinary networks, planned once. Legs of F that only W holds besides (its modes) are right-hand
+sides, a gate leg that others hold too is a batch. Each update minimises a convex quadratic, so the error cannot rise;
+the step is solved in residual form, which keeps it accurate next to an exact solution, and refused if it does not help.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kronecell.network import Factor, Network
-from kronecell.order import EXACT_LIMIT, Tree, _greedy, optimal
+from kronecell.order import EXACT_LIMIT, Tree, greedy, optimal
 from kronecell.plan import Plan
 
 TARGET = "W"  # the name of the dense tensor in the right-hand side's network
@@ -68,7 +68,7 @@ class Environment:
             copies.append(Factor(f"{f.name}'", legs, f.constant, f.blocks))
         outputs = (*batch, *bonds, *(f"{leg}'" for leg in bonds))
         network = Network.of((*self.others, *copies), (), outputs, sizes)
-        return Plan(network, _gram_tree(network), order="gram")
+        return Plan(network, gram_tree(network), order="gram")
 
     @property
     def peak(self) -> int:
@@ -141,9 +141,9 @@ def balance(factors: dict[str, Tensor]) -> None:
             factors[name] = factors[name] * (mean / norm)
 
 
-def _gram_tree(network: Network) -> Tree:
+def gram_tree(network: Network) -> Tree:
     """Exact where that is quick; greedy beyond, which also takes networks that fall into parts (KCP's groups do)."""
-    return optimal(network) if len(network.factors) <= EXACT_LIMIT else _greedy(network, 1)
+    return optimal(network) if len(network.factors) <= EXACT_LIMIT else greedy(network, 1)
 
 
 def _free_name(network: Network) -> str:

@@ -11,12 +11,17 @@ from torch import Tensor
 
 from kronecell.errors import ShapeError
 from kronecell.fit.als import environments, sweep
+from kronecell.fit.newton import newton
 from kronecell.fit.options import FitOptions
 from kronecell.network import GATE, Network
 
 if TYPE_CHECKING:  # formats import this module; at run time it needs no name from them
     from kronecell.formats.base import Format, Shared
 
+EXACT = 2e-8  # a relative error this small is rounding: nothing is left to gain
+FIRST_SWEEPS = 12  # sweeps every start gets before the best are chosen
+NEWTON_PARAMETERS = 1500  # beyond this the matrix of all pairs of parameters costs more than further sweeps
+START_SEED = 0x5EED  # keeps random starts apart from factors that a user drew with the same seed
 DOUBLE_NUMEL = 1 << 23  # up to here everything is done in float64, whatever the dtype of W
 
 
@@ -51,26 +56,51 @@ def fit_one(fmt: Format, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
 def refine(
     network: Network, target: Tensor, starts: Iterator[dict[str, Tensor]], options: FitOptions, label: str = ""
 ) -> dict[str, Tensor]:
-    """The best of several starts after refinement; never worse than the first start."""
+    """The best of several starts after refinement; never worse than the first start.
+
+    Every start gets a few sweeps; the most promising ones are refined to the end, until one is exact.
+    """
     norm = float(torch.linalg.vector_norm(target, dtype=torch.float64))
-    best: tuple[float, dict[str, Tensor]] | None = None
-    for start in starts:
+    trials: list[tuple[float, int, dict[str, Tensor]]] = []
+    for count, start in enumerate(starts):
         factors = {name: tensor.double() for name, tensor in start.items()}
-        error = descend(network, target, factors, norm, options, label)
-        if best is None or error < best[0]:
-            best = (error, factors)
-        if error < 1e-9:
+        error = alternate(network, target, factors, norm, options, min(options.sweeps, FIRST_SWEEPS), label)
+        trials.append((error, count, factors))
+        if error < EXACT:
+            return factors
+    trials.sort(key=lambda trial: trial[:2])
+    finished: list[tuple[float, int, dict[str, Tensor]]] = []
+    for _, count, factors in trials[: 1 + (len(trials) + 1) // 2]:
+        error = finish(network, target, factors, norm, options, label)
+        finished.append((error, count, factors))
+        if error < EXACT:
             break
-    assert best is not None
-    return best[1]
+    return min(finished, key=lambda trial: trial[:2])[2]
 
 
-def descend(
+def finish(
     network: Network, target: Tensor, factors: dict[str, Tensor], norm: float, options: FitOptions, label: str
+) -> float:
+    """Alternate while it pays; then all factors at once where their number allows; in place."""
+    error = alternate(network, target, factors, norm, options, options.sweeps, label)
+    if EXACT < error and sum(tensor.numel() for tensor in factors.values()) <= NEWTON_PARAMETERS:
+        error = newton(network, target, factors, norm, options.sweeps, options)
+        options.report(f"{label} all factors at once: relative error {error:.6f}")
+    return error
+
+
+def alternate(
+    network: Network,
+    target: Tensor,
+    factors: dict[str, Tensor],
+    norm: float,
+    options: FitOptions,
+    sweeps: int,
+    label: str,
 ) -> float:
     """ALS sweeps until one gains less than the tolerance; factors change in place; returns the relative error."""
     error = float("inf")
-    for count in range(options.sweeps):
+    for count in range(sweeps):
         squared = max(0.0, norm**2 + sweep(network, target, factors))
         previous, error = error, (squared**0.5 / norm if norm else 0.0)
         options.report(f"{label} sweep {count + 1}: relative error {error:.6f}")
@@ -92,7 +122,7 @@ def relative_error(fmt: Format, W: Tensor, factors: Mapping[str, Tensor], gates:
 
 def _starts(fmt: Format, W: Tensor, options: FitOptions) -> Iterator[dict[str, Tensor]]:
     yield fmt._decompose(W, options)
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(START_SEED + options.seed)
     std = float(torch.linalg.vector_norm(W, dtype=torch.float64)) / W.numel() ** 0.5
     for _ in range(fmt.restarts if options.starts is None else options.starts):
         yield fmt.init(generator, std=std or 1.0, dtype=torch.float64, device=W.device)

@@ -2,9 +2,9 @@
 
 Three ways, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, accumulated in
 float64, for short-and-wide or tall-and-narrow ones (a 32 x 460,800 unfolding costs one pass over the data); a
-randomised range finder with power iterations where both sides are long. The Gram matrix squares the condition number: a float64
-basis is good to about 1e-8 of the largest singular value, far below any truncation error worth storing, and at full
-rank it is orthonormal all the same, so nothing is lost.
+randomised range finder with power iterations where both sides are long. The Gram matrix squares the condition number:
+a float64 basis is good to about 1e-8 of the largest singular value, far below any truncation error worth storing, and
+at full rank it is orthonormal all the same, so nothing is lost.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
+from kronecell.fit.tucker import joint_modes, tucker_dense, tucker_fit
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -30,6 +31,7 @@ class BT(Format):
     equation: ClassVar[str] = "W = sum_p K_p . F_p1 . F_p2 ... F_pd"
     space: ClassVar[str] = "(d mn r + r^d) P"
     computation: ClassVar[str] = "(d max(m,n)^(d+1) + n^d) r^d P"
+    restarts: ClassVar[int] = 9
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=True)
@@ -50,9 +52,20 @@ class BT(Format):
         }
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """Deflation: each block is the Tucker fit of what the blocks before it left over."""
+        assert isinstance(self.r, tuple)
+        rest = joint_modes(W, self.m, self.n)
+        kernels, bases = [], []
+        for _ in range(self.P):
+            kernel, basis = tucker_fit(rest, self.r, options)
+            rest = rest - tucker_dense(kernel, basis)
+            kernels.append(kernel)
+            bases.append(basis)
+        factors = {
+            f"F{i + 1}": torch.stack([basis[i].mT for basis in bases]).reshape(self.P, self.r[i], self.m[i], self.n[i])
+            for i in range(self.d)
+        }
+        return {**factors, "K": torch.stack(kernels)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from kronecell.fit.cp import cp_start
 from kronecell.fit.options import FitOptions
+from kronecell.fit.tucker import joint_modes
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -31,6 +32,7 @@ class CP(Format):
     equation: ClassVar[str] = "W = sum_r F_1[:,r] o F_2[:,r] o ... o F_d[:,r]"
     space: ClassVar[str] = "d mn r"
     computation: ClassVar[str] = "d max(m,n)^(d+1) r"
+    restarts: ClassVar[int] = 6
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=True)
@@ -48,9 +50,12 @@ class CP(Format):
         return {"forward": chain(INPUT, *names), "backward": chain(INPUT, *reversed(names))}
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """Leading singular vectors of every joint mode; the refinement does the rest (for d = 2 it is the SVD)."""
+        factors = cp_start(joint_modes(W, self.m, self.n), self.r, options)
+        return {
+            f"F{i}": factor.reshape(m, n, self.r)
+            for i, (factor, m, n) in enumerate(zip(factors, self.m, self.n, strict=True), 1)
+        }
 
     @property
     def unshared(self) -> tuple[str, ...]:

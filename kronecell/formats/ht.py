@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
+from kronecell.fit.tucker import joint_modes, project_axis
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -70,9 +70,24 @@ class HT(Format):
         return {"inorder": chain(INPUT, *(_name(span) for span in _inorder((1, self.d))))}
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """Hierarchical SVD (Grasedyck 2010), leaves first, each node on the core its children left."""
+        core = joint_modes(W, self.m, self.n)
+        if self.d == 1:
+            return {"U1": W.reshape(*self.m, *self.n)}
+        ranks = dict(zip(self.rank_legs, self.r, strict=True)) if isinstance(self.r, tuple) else {}
+        factors, nodes = {}, [(i, i) for i in range(1, self.d + 1)]
+        for axis, (m, n) in enumerate(zip(self.m, self.n, strict=True)):
+            rank = ranks[_rank((axis + 1, axis + 1))]
+            core, basis = project_axis(core, axis, rank, options.seed)
+            factors[f"U{axis + 1}"] = basis.reshape(m, n, rank)
+        for span in sorted(self.inner_spans, key=lambda span: span[1] - span[0])[:-1]:  # the root stays
+            axis = nodes.index(halves(span)[0])
+            shape = core.shape
+            merged = core.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+            core, basis = project_axis(merged, axis, ranks[_rank(span)], options.seed)
+            factors[_name(span)] = basis.reshape(shape[axis], shape[axis + 1], -1)
+            nodes[axis : axis + 2] = [span]
+        return {**factors, _name((1, self.d)): core}
 
     @property
     def unshared(self) -> tuple[str, ...]:

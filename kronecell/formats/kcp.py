@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import RankError, ShapeError
+from kronecell.fit.cp import cp_fit
 from kronecell.fit.options import FitOptions
+from kronecell.fit.svd import nearest_kronecker, truncated_svd
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -43,6 +45,7 @@ class KCP(Format):
     equation: ClassVar[str] = "W = sum_k A_k (x) B_k,  A_k = I . A_k1 ... A_kd,  B_k = I . B_k1 ... B_kd"
     space: ClassVar[str] = "d (m+n) r K"
     computation: ClassVar[str] = "d max(m,n)^d (r + r^2) K"
+    restarts: ClassVar[int] = 4
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=True)
@@ -180,9 +183,35 @@ class KCP(Format):
         return [*factor] if self.equal_ranks else [*factor.split(self.branch_ranks(name), dim=1)]
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """Nearest Kronecker product of the groups, rank-K SVD of each, then a CP of every folded vector."""
+        m, n, d = self.m, self.n, self.d
+        factors: dict[str, Tensor] = {}
+        rest = W.reshape(*m, *n)
+        axes = [axis for group in self.groups for axis in [*(i - 1 for i in group), *(d + i - 1 for i in group)]]
+        rest = rest.permute(axes)  # (m and n of the first group, of the second, ...)
+        for p, group in enumerate(self.groups):
+            part = rest
+            if p + 1 < len(self.groups):
+                part, rest = nearest_kronecker(rest, 2 * len(group))
+            U, S, Vh = truncated_svd(part.reshape(prod_of(m, group), prod_of(n, group)), self.K, options.seed)
+            root = S.sqrt()
+            factors |= self._fold(U * root, group, "CA", "A", m, options)
+            factors |= self._fold(Vh.mT * root, group, "CB", "B", n, options)
+        return factors
+
+    def _fold(
+        self, vectors: Tensor, group: tuple[int, ...], name: str, letter: str, modes: Sequence[int], options: FitOptions
+    ) -> dict[str, Tensor]:
+        """Every column (prod of the group's modes) as a CP of rank C_k, stored the way the network has it."""
+        shape = [modes[i - 1] for i in group]
+        missing = self.K - vectors.shape[1]
+        vectors = torch.cat([vectors, vectors.new_zeros(vectors.shape[0], missing)], 1) if missing > 0 else vectors
+        branches = [
+            cp_fit(vector.reshape(shape), rank, options)
+            for vector, rank in zip(vectors.T, self.branch_ranks(name), strict=True)
+        ]
+        join = torch.stack if self.equal_ranks else lambda parts: torch.cat(parts, dim=1)
+        return {f"{letter}{i}": join([branch[j] for branch in branches]) for j, i in enumerate(group)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

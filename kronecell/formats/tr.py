@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
+from kronecell.fit.svd import left_basis
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -31,6 +31,7 @@ class TR(Format):
     equation: ClassVar[str] = "W = trace(G_1 . G_2 ... G_d . G_(d+1) ... G_2d)"
     space: ClassVar[str] = "d (m+n) r^2"
     computation: ClassVar[str] = "d (m^d + n^d) r^3"
+    restarts: ClassVar[int] = 3
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=False)
@@ -48,9 +49,19 @@ class TR(Format):
         return {"input_then_output": chain(INPUT, *cores)}
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """TR-SVD (Zhao 2016): the first unfolding has rank r_0 r_1; r_0 goes round to the end, the rest is a train."""
+        assert isinstance(self.r, tuple)
+        modes, r = (*self.m, *self.n), (*self.r, self.r[0])
+        first = W.reshape(modes[0], -1)
+        Q = left_basis(first, r[0] * r[1], options.seed)
+        factors = {"G1": Q.reshape(modes[0], r[0], r[1]).movedim(1, 0)}
+        rest = (Q.mT @ first).reshape(r[0], -1).mT  # (r1 m2 ... , r0)
+        for i in range(2, len(modes)):
+            unfolding = rest.reshape(r[i - 1] * modes[i - 1], -1)
+            Q = left_basis(unfolding, r[i], options.seed)
+            factors[f"G{i}"] = Q.reshape(r[i - 1], modes[i - 1], r[i])
+            rest = Q.mT @ unfolding
+        return {**factors, f"G{len(modes)}": rest.reshape(r[-2], modes[-1], r[0])}
 
     @property
     def unshared(self) -> tuple[str, ...]:

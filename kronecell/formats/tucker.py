@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
+from kronecell.fit.tucker import joint_modes, tucker_fit
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree, chain
@@ -29,6 +29,7 @@ class Tucker(Format):
     equation: ClassVar[str] = "W = K . F_1 . F_2 ... F_d"
     space: ClassVar[str] = "d mn r + r^d"
     computation: ClassVar[str] = "(d max(m,n)^(d+1) + n^d) r^d"
+    optimal_start: ClassVar[bool] = True  # HOOI is the refinement
 
     def __post_init__(self, clip: bool) -> None:
         self._check_modes(same_count=True)
@@ -48,9 +49,14 @@ class Tucker(Format):
         }
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """A random start of the right size."""
-        generator = torch.Generator().manual_seed(options.seed)
-        return self.init(generator, std=float(W.std()) or 1.0, dtype=W.dtype, device=W.device)
+        """HOSVD, then higher-order orthogonal iteration (De Lathauwer 2000)."""
+        assert isinstance(self.r, tuple)
+        kernel, bases = tucker_fit(joint_modes(W, self.m, self.n), self.r, options)
+        factors = {
+            f"F{i}": basis.mT.reshape(rank, m, n)
+            for i, (basis, rank, m, n) in enumerate(zip(bases, self.r, self.m, self.n, strict=True), 1)
+        }
+        return {**factors, "K": kernel}
 
     @property
     def unshared(self) -> tuple[str, ...]:
