@@ -91,7 +91,7 @@ def test_complexity_plot_is_a_real_picture(
         (("count", KCP, "--order", "sideways"), "no order 'sideways'"),
         (("count", KCP, "--rows", "0"), "--rows must be at least 1"),
         (("count", KCP, "--gates", "0"), "gates must be at least 1"),
-        (("count", KCP, "--rows", "many"), "many"),
+        (("count", KCP, "--rows", "many"), "--rows"),
         (("count", KCP, "--gates", "4", "--unshared", "Q"), "choose at least one of"),
         (("count",), "Missing argument"),
         (("frobnicate",), "No such command"),
