@@ -1,0 +1,170 @@
+"""Unpack a data set's archive (zip, tar, rar), or refuse it before a single byte is written.
+
+Refused: a member that would land outside the target, a link, a device, and an archive larger than the free disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+from kronecell.data.video import printable
+from kronecell.errors import DataError
+
+RAR_TOOLS = {
+    "unrar": ("x", "-o+", "-p-", "-inul"),
+    "unar": ("-f", "-q", "-D"),
+    "bsdtar": ("-x", "-f"),
+    "7z": ("x", "-y"),
+}
+RESERVE = 64 << 20  # bytes of disk that are left free
+
+
+def extract(archive: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Unpack ``archive`` into the new or empty folder ``target`` and return it.
+
+    Everything is unpacked into a temporary folder beside the target and moved there at the end, so an interrupted
+    extraction leaves no half a data set behind.
+    """
+    source, folder = Path(archive), Path(target)
+    if not source.is_file():
+        raise DataError(f"{printable(source)}: is not a file; give a zip, tar or rar archive")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{printable(folder)}: exists and is not an empty folder; give a new one")
+    unpack = _unpacker(source)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".extract-", dir=folder.parent) as temporary:
+            inner = Path(temporary) / "content"
+            inner.mkdir()
+            unpack(source, inner)
+            if folder.exists():
+                folder.rmdir()
+            inner.rename(folder)
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise DataError(
+            f"{printable(source)}: cannot be unpacked: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    return folder
+
+
+def _unpacker(source: Path) -> Callable[[Path, Path], None]:
+    """The right function by what the file is, not by what it is called."""
+    try:
+        if zipfile.is_zipfile(source):
+            return _unzip
+        with open(source, "rb") as file:
+            if file.read(4) == b"Rar!":
+                return _unrar
+        if tarfile.is_tarfile(source):
+            return _untar
+    except OSError as error:
+        raise DataError(f"{printable(source)}: cannot be read: {error.strerror or error}") from None
+    raise DataError(f"{printable(source)}: is not a zip, tar or rar archive")
+
+
+def check_members(source: Path, members: Iterable[tuple[str, int]], target: Path) -> None:
+    """Refuse the archive if any (name, size) would leave the target, or all sizes together fill the disk."""
+    total = 0
+    for name, size in members:
+        parts = name.replace("\\", "/").split("/")
+        if name.startswith(("/", "\\")) or ".." in parts or (len(parts[0]) > 1 and parts[0][1] == ":") or "\0" in name:
+            raise DataError(
+                f"{printable(source)}: refused, its member '{printable(name)}' would leave the target folder"
+            )
+        total += max(size, 0)
+    free = shutil.disk_usage(target).free - RESERVE
+    if total > free:
+        raise DataError(
+            f"{printable(source)}: refused, unpacks to {total} bytes but {max(free, 0)} are free on the disk"
+        )
+
+
+def _unzip(source: Path, target: Path) -> None:
+    with zipfile.ZipFile(source) as archive:
+        members = archive.infolist()
+        check_members(source, [(member.filename, member.file_size) for member in members], target)
+        for member in members:
+            if (member.external_attr >> 16) & 0o170000 == 0o120000:
+                raise DataError(f"{printable(source)}: refused, its member '{printable(member.filename)}' is a link")
+            if member.is_dir():
+                (target / member.filename).mkdir(parents=True, exist_ok=True)
+            else:
+                with archive.open(member) as content:
+                    _copy(source, content, target / member.filename, member.file_size)
+
+
+def _untar(source: Path, target: Path) -> None:
+    with tarfile.open(source) as archive:
+        members = archive.getmembers()
+        check_members(source, [(member.name, member.size) for member in members], target)
+        for member in members:
+            if not (member.isreg() or member.isdir()):
+                kind = "a link" if member.issym() or member.islnk() else "not a file or folder"
+                raise DataError(f"{printable(source)}: refused, its member '{printable(member.name)}' is {kind}")
+        for member in members:
+            if member.isdir():
+                (target / member.name).mkdir(parents=True, exist_ok=True)
+            else:
+                content = archive.extractfile(member)
+                assert content is not None
+                _copy(source, content, target / member.name, member.size)
+
+
+def _copy(source: Path, content: IO[bytes], path: Path, size: int) -> None:
+    """Write at most the declared size: a header that understates it must not fill the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    left = size
+    with open(path, "wb") as file:
+        while block := content.read(1 << 20):
+            left -= len(block)
+            if left < 0:
+                raise DataError(f"{printable(source)}: refused, '{printable(path.name)}' is longer than declared")
+            file.write(block)
+
+
+def _unrar(source: Path, target: Path) -> None:
+    """Python cannot read rar; an external tool can. bsdtar lists it in a form that can be checked first."""
+    lister = shutil.which("bsdtar")
+    tool = next((name for name in RAR_TOOLS if shutil.which(name)), None)
+    if lister is None or tool is None:
+        raise DataError(
+            f"{printable(source)}: rar needs an external tool; install bsdtar (libarchive-tools) or unpack it yourself"
+        )
+    # mtree lines: ./path/name size=123 type=file
+    listing = _run(
+        [lister, "-c", "-f", "-", "--format=mtree", "--options=!all,size,type", f"@{source.resolve()}"], source
+    )
+    members = []
+    for line in listing.splitlines():
+        if not line or line.startswith(("#", "/set")):
+            continue
+        name, *words = line.split(" ")
+        facts = dict(word.split("=", 1) for word in words if "=" in word)
+        if facts.get("type", "file") not in ("file", "dir"):
+            raise DataError(f"{printable(source)}: refused, its member '{name}' is a {facts['type']}")
+        members.append((name.removeprefix("./"), int(facts.get("size", 0))))
+    check_members(source, members, target)
+    where = {"unrar": [str(source.resolve()), str(target) + "/"], "7z": [f"-o{target}", str(source.resolve())]}
+    where |= {"unar": ["-o", str(target), str(source.resolve())], "bsdtar": [str(source.resolve()), "-C", str(target)]}
+    _run([tool, *RAR_TOOLS[tool], *where[tool]], source)
+    for path in target.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DataError(
+                f"{printable(source)}: refused, it unpacked '{printable(path.name)}', which is not a plain file"
+            )
+
+
+def _run(command: list[str], source: Path) -> str:
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape")
+    if result.returncode:
+        reason = " ".join(result.stderr.split())[:200] or f"exit code {result.returncode}"
+        raise DataError(f"{printable(source)}: {command[0]} cannot read it: {reason}")
+    return result.stdout

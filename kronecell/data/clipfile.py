@@ -1,0 +1,155 @@
+"""One decoded clip in one file: a header, then raw uint8 frames at a page boundary, so that they can be memory-mapped.
+
+The file's name is a hash of the source's bytes and of the decode settings. A changed video or a changed setting is
+another name, so nothing stale can be read and nothing else has to be decoded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kronecell.data.atomic import write_atomic
+from kronecell.data.clips import stored_frames
+from kronecell.data.video import Limits, decode, printable
+from kronecell.errors import DataError
+
+MAGIC = b"KCCLIP1\n"
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the bytes of a decoded clip. ``version`` changes when this code decodes differently."""
+
+    width: int = 160
+    height: int = 120
+    max_frames: int = 120
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a clip file holds: ``indices[j]`` is the number in the video of the j-th stored frame."""
+
+    source_sha256: str
+    source_size: int
+    num_frames: int
+    source_width: int
+    source_height: int
+    damage: str | None
+    width: int
+    height: int
+    indices: tuple[int, ...]
+    crc32: int
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.width * self.height * 3
+
+    @property
+    def data_bytes(self) -> int:
+        return len(self.indices) * self.frame_bytes
+
+
+def clip_file_name(source_sha256: str, settings: Settings) -> str:
+    """The name of the file that holds this source decoded with these settings."""
+    text = json.dumps([source_sha256, asdict(settings)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:40] + ".clip"
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) -> tuple[str, Header]:
+    """Decode a video into ``folder``, or find that this was done before. Returns the file's name and its header."""
+    try:
+        sha256 = hash_file(source)
+        size = os.path.getsize(source)
+    except OSError as error:
+        raise DataError(f"{printable(source)}: cannot be read: {error.strerror or error}") from None
+    path = folder / clip_file_name(sha256, settings)
+    if path.exists():
+        try:
+            header, offset = read_header(path)
+            check_data(path, header, offset)
+            return path.name, header
+        except DataError:
+            pass  # damaged on the disk: decode again, which replaces it
+    video = decode(
+        source, settings.width, settings.height, lambda count: stored_frames(count, settings.max_frames), limits
+    )
+    if hash_file(source) != sha256:
+        raise DataError(f"{printable(source)}: changed while it was being read; run again when it is complete")
+    header = Header(
+        sha256,
+        size,
+        video.num_frames,
+        video.width,
+        video.height,
+        video.damage,
+        settings.width,
+        settings.height,
+        tuple(map(int, video.indices)),
+        zlib.crc32(video.frames.data),
+    )
+    write_atomic(path, lambda file: _write(file, header, video.frames))
+    return path.name, header
+
+
+def _write(file: BinaryIO, header: Header, frames: np.ndarray) -> None:
+    text = json.dumps(asdict(header)).encode()
+    length = -(-(len(MAGIC) + 8 + len(text)) // PAGE) * PAGE
+    file.write((MAGIC + b"%08d" % length + text).ljust(length))
+    file.write(frames.data)
+
+
+def read_header(path: Path) -> tuple[Header, int]:
+    """The header of a clip file and the offset of its frames; the file's length is checked, its frames are not."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(MAGIC) + 8)
+            if start[: len(MAGIC)] != MAGIC:
+                raise DataError(f"{printable(path)}: is not a clip file; run kronecell data prepare again")
+            offset = int(start[len(MAGIC) :])
+            fields = json.loads(file.read(offset - len(start)))
+            fields["indices"] = tuple(fields["indices"])
+            header = Header(**fields)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
+    except DataError:
+        raise
+    except (ValueError, TypeError, KeyError):
+        raise DataError(f"{printable(path)}: has a damaged header; run kronecell data prepare again") from None
+    if size != offset + header.data_bytes:
+        expected = offset + header.data_bytes
+        raise DataError(f"{printable(path)}: has {size} bytes, expected {expected}; run kronecell data prepare again")
+    return header, offset
+
+
+def check_data(path: Path, header: Header, offset: int) -> None:
+    """Raise a DataError unless the frames on the disk are those that were written."""
+    checksum = 0
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while block := file.read(1 << 20):
+                checksum = zlib.crc32(block, checksum)
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
+    if checksum != header.crc32:
+        raise DataError(f"{printable(path)}: frames do not match their checksum; run kronecell data prepare again")

@@ -1,0 +1,188 @@
+"""Folders of videos as data sets: which files, which class, and which group (same source video or person) each has.
+
+Clips of one group look alike, so a group must never be split between training and validation; see ``folds``.
+A group's name starts with its class, so no group is in two classes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kronecell.data.video import printable
+from kronecell.errors import DataError
+
+VIDEO_SUFFIXES = frozenset(
+    {".avi", ".mpg", ".mpeg", ".mp4", ".m4v", ".mkv", ".mov", ".webm", ".wmv", ".flv"}
+    | {".3gp", ".mts", ".m2ts", ".ts", ".ogv", ".divx", ".vob", ".gif"}
+)
+ARCHIVE_SUFFIXES = (".zip", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+SKIPPED_FOLDERS = frozenset({"annotation", "annotations", "__macosx"})  # UCF11 keeps boxes beside the videos
+
+UCF11_GROUP = re.compile(r"v_.+_\d+")  # v_walk_dog_07
+UCF50_FILE = re.compile(r"v_(?P<label>.+)_(?P<group>g\d+)_c\d+", re.IGNORECASE)  # v_BaseballPitch_g01_c04
+YCF_FILE = re.compile(r"\d+_(?P<video>\d+)_\d+_(?P<person>\D.*)")  # 0193_01_004_bill_clinton
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One video: where it is, what it shows, and which other clips it looks like.
+
+    ``name`` is the path below the root of its data set; ``class_index`` is the position of ``label`` in the classes.
+    """
+
+    path: Path
+    label: str
+    group: str
+    class_index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A folder of labelled videos. ``classes`` are in alphabetical order, ``clips`` in order of their names."""
+
+    name: str
+    root: Path
+    layout: str
+    classes: tuple[str, ...]
+    clips: tuple[Clip, ...]
+
+
+def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:
+    """The data set in a folder; nothing is opened, so a damaged video is still a clip here.
+
+    Layouts: ``ucf11`` (class/v_x_GG/clip), ``ucf50`` (Class/v_Class_gGG_cCC, also UCF101), ``ycf`` (flat,
+    SSSS_VV_CCC_name), ``folder`` (class/clip or class/group/clip), ``auto`` (the first of these that fits).
+    """
+    root = Path(path)
+    if layout != "auto" and layout not in LAYOUTS:
+        raise DataError(f"unknown layout '{layout}'; use auto, {', '.join(LAYOUTS)}")
+    if root.is_file() and root.name.lower().endswith(ARCHIVE_SUFFIXES):
+        raise DataError(f"{printable(root)}: is an archive; unpack it first: kronecell data extract ARCHIVE FOLDER")
+    if not root.is_dir():
+        raise DataError(f"{printable(root)}: is not a folder; give the folder that holds the classes")
+    root = _without_wrapper(root)
+    names = sorted(_walk(root))
+    if not names:
+        raise DataError(f"{printable(root)}: holds no video ({', '.join(sorted(VIDEO_SUFFIXES))})")
+    chosen = layout if layout != "auto" else next(key for key, rule in LAYOUTS.items() if _fits(rule, names))
+    labelled = []
+    for name in names:
+        found = LAYOUTS[chosen](tuple(name.split("/")))
+        if found is None:
+            raise DataError(
+                f"{printable(root / name)}: does not fit layout '{chosen}'; move it away or use --layout folder"
+            )
+        labelled.append((name, *found))
+    classes = tuple(sorted({label for _, label, _ in labelled}))
+    index = {label: number for number, label in enumerate(classes)}
+    clips = tuple(Clip(root / name, label, f"{label}/{group}", index[label], name) for name, label, group in labelled)
+    return Dataset(root.resolve().name, root, chosen, classes, clips)
+
+
+# A layout maps the parts of a relative path to (class, group within the class), or to None if the path does not fit.
+
+
+def _ucf11(parts: tuple[str, ...]) -> tuple[str, str] | None:
+    if len(parts) == 3 and UCF11_GROUP.fullmatch(parts[1]):
+        return parts[0], parts[1]
+    return None
+
+
+def _ucf50(parts: tuple[str, ...]) -> tuple[str, str] | None:
+    match = UCF50_FILE.fullmatch(_stem(parts[-1]))
+    if match is None or len(parts) > 2:
+        return None
+    # The folder names the class; a file name may abbreviate it (UCF101 writes HandStandPushups for two spellings).
+    return (parts[0] if len(parts) == 2 else match["label"]), match["group"].lower()
+
+
+def _ycf(parts: tuple[str, ...]) -> tuple[str, str] | None:
+    match = YCF_FILE.fullmatch(_stem(parts[-1]))
+    if match is None or len(parts) > 2:
+        return None
+    # The first number counts clips; person and video number together name the source video.
+    return match["person"].lower(), match["video"]
+
+
+def _folder(parts: tuple[str, ...]) -> tuple[str, str] | None:
+    if len(parts) < 2:
+        return None
+    # A folder below the class is a group; a clip directly in its class is taken to be a source of its own.
+    return parts[0], "/".join(parts[1:-1]) or parts[-1]
+
+
+LAYOUTS: dict[str, Callable[[tuple[str, ...]], tuple[str, str] | None]] = {
+    "ucf11": _ucf11,
+    "ucf50": _ucf50,
+    "ycf": _ycf,
+    "folder": _folder,
+}
+
+
+def _fits(rule: Callable[[tuple[str, ...]], tuple[str, str] | None], names: list[str]) -> bool:
+    return rule is _folder or all(rule(tuple(name.split("/"))) is not None for name in names)
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0]
+
+
+def _without_wrapper(root: Path) -> Path:
+    """Step into the one folder that archives like to put around the classes (UCF11_updated_mpg, UCF-101)."""
+    while True:
+        folders, videos = _entries(root)
+        if videos or len(folders) != 1:
+            return root
+        inner = root / folders[0]
+        inner_folders, inner_videos = _entries(inner)
+        flat = bool(inner_videos) and all(_ycf((video,)) for video in inner_videos)
+        classes = not inner_videos and len(inner_folders) > 1 and not all(map(UCF11_GROUP.fullmatch, inner_folders))
+        if not flat and not classes:
+            return root
+        root = inner
+
+
+def _entries(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of the sub-folders and of the videos of a folder; hidden names (.DS_Store, ._clip.avi) are left out."""
+    folders, videos = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_folder(entry) and entry.name.lower() not in SKIPPED_FOLDERS:
+                    folders.append(entry.name)
+                elif not _is_folder(entry) and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES:
+                    videos.append(entry.name)
+    except OSError as error:  # going on would silently lose every clip below
+        raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror or error}") from None
+    return sorted(folders), sorted(videos)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that points to itself: not a folder, and as a video it will be reported as bad
+        return False
+
+
+def _walk(root: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Relative paths of all videos. Links are followed, but never back into a folder that is being walked."""
+    here = root / prefix if prefix else root
+    try:
+        status = here.stat()
+    except OSError as error:
+        raise DataError(f"{printable(here)}: cannot be read: {error.strerror or error}") from None
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    folders, videos = _entries(here)
+    for name in videos:
+        yield f"{prefix}{name}"
+    for name in folders:
+        yield from _walk(root, f"{prefix}{name}/", above | {identity})

@@ -1,0 +1,94 @@
+"""The program of a decoding process: takes one job per line on stdin, answers each with one line on stdout.
+
+Started by ``workers`` as a script. A decoder can hang or crash on a damaged file; here it takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Importing kronecell proper would import torch: two seconds and 300 MB for each process that only decodes.
+    # So the packages are entered as bare folders, and only the modules named below are loaded.
+    _here = Path(__file__).resolve().parent
+    sys.path[0] = str(_here.parent.parent)
+    for _name, _folder in (("kronecell", _here.parent), ("kronecell.data", _here)):
+        _package = types.ModuleType(_name)
+        _package.__path__ = [str(_folder)]
+        sys.modules[_name] = _package
+
+from kronecell.data.clipfile import Settings, hash_file, store_clip
+from kronecell.data.video import Limits, decode, printable
+from kronecell.errors import DataError, KronecellError
+
+GRACE = 5.0  # seconds past the time limit before a stuck process ends itself
+
+
+def inspect(path: str, limits: Limits) -> dict[str, Any]:
+    """Decode everything and convert one frame; what a manifest says of a file."""
+    video = decode(path, choose=lambda count: [0], limits=limits)
+    try:
+        size, sha256 = os.path.getsize(path), hash_file(path)
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
+    return {
+        "frames": video.num_frames,
+        "width": video.width,
+        "height": video.height,
+        "damage": video.damage,
+        "size": size,
+        "sha256": sha256,
+    }
+
+
+def store(path: str, limits: Limits, folder: str, settings: dict[str, int]) -> dict[str, Any]:
+    """Decode into the store; the same facts as ``inspect``, and where the frames are."""
+    name, header = store_clip(path, Path(folder), Settings(**settings), limits)
+    return {
+        "frames": header.num_frames,
+        "width": header.source_width,
+        "height": header.source_height,
+        "damage": header.damage,
+        "size": header.source_size,
+        "sha256": header.source_sha256,
+        "file": name,
+        "crc32": header.crc32,
+    }
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {"inspect": inspect, "store": store}
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job; a fault of the data is an answer too."""
+    arguments = dict(job)
+    task = TASKS[arguments.pop("task")]
+    limits = Limits(**arguments.pop("limits"))
+    # A C thread that needs no interpreter lock: it ends this process even if the decoder never returns.
+    faulthandler.dump_traceback_later(limits.time + GRACE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        return {"ok": task(limits=limits, **arguments)}
+    except KronecellError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": f"{printable(arguments['path'])}: needs more memory than there is"}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def main() -> None:
+    """Answer jobs until stdin closes, which it also does when the parent is killed."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
