@@ -2,18 +2,22 @@
 
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
+from kronecell.linear import TensorLinear
 from kronecell.modes import factorize
 from kronecell.network import Factor, Network
 from kronecell.plan import Plan
+from kronecell.rnn import GRU, LSTM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BT",
     "CP",
+    "GRU",
     "HT",
     "KCP",
     "KT",
+    "LSTM",
     "TR",
     "TT",
     "CheckpointError",
@@ -28,6 +32,7 @@ __all__ = [
     "PlanError",
     "RankError",
     "ShapeError",
+    "TensorLinear",
     "Tucker",
     "factorize",
     "parse",

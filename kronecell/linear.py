@@ -1,0 +1,270 @@
+"""TensorLinear: a format and its parameters as a module, y = x W + b without ever forming W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kronecell.errors import ShapeError
+from kronecell.formats import Format, Shared, parse
+from kronecell.order import Tree
+from kronecell.plan import Plan, check_tensor
+from kronecell.split import Split, thin_split
+from kronecell.tune import auto_plan
+
+TRACED_ROWS = 64  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
+
+
+class TensorLinear(nn.Module):
+    """(..., M) -> (..., gates * N), gate-major; a drop-in for nn.Linear(M, N) when gates is 1.
+
+    `shared` is False, True (as the paper shares the gates' weights) or the names of the unshared factors. `order` is
+    "auto", one of `format.orders()`, "optimal", or a tree of names. The parameters bear the factors' names. They start
+    with the rms of nn.Linear's weights, 1 / sqrt(3 M).
+
+    >>> layer = TensorLinear("tt:m=8x8,n=4x4,r=3", bias=True)
+    >>> layer(torch.zeros(5, 64)).shape, [name for name, _ in layer.named_parameters()]
+    (torch.Size([5, 16]), ['G1', 'G2', 'bias'])
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        format: Format | str,
+        bias: bool = True,
+        order: str | Tree = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        gates: int = 1,
+        shared: Shared = False,
+    ) -> None:
+        super().__init__()
+        self.format = check_format(format)
+        self.gates = gates
+        self.shared = settled(shared)
+        self.order = order
+        network = self.format.network(gates, self.shared)
+        if order != "auto":
+            self.format.plan(order, gates=gates, shared=self.shared)  # a wrong order is refused here, not in forward
+        for name, shape in network.shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self._names = (*network.shapes,)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    @property
+    def in_features(self) -> int:
+        """M."""
+        return self.format.M
+
+    @property
+    def out_features(self) -> int:
+        """gates * N."""
+        return self.gates * self.format.N
+
+    def factors(self) -> dict[str, Tensor]:
+        """The parameters of the network by name."""
+        return {name: getattr(self, name) for name in self._names}
+
+    @torch.no_grad()
+    def reset_parameters(self, std: float | None = None) -> None:
+        """New random factors whose matrix has entries of rms `std`; nothing happens on the meta device."""
+        if getattr(self, self._names[0]).is_meta:
+            return
+        std = (3 * self.in_features) ** -0.5 if std is None else std
+        drawn = self.format.init(std=std, gates=self.gates, shared=self.shared, dtype=self._dtype)
+        for name, tensor in drawn.items():
+            getattr(self, name).copy_(tensor)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(self.in_features**-0.5), self.in_features**-0.5)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return getattr(self, self._names[0]).dtype
+
+    # The product -------------------------------------------------------------------------------------------------
+
+    def plan(self, rows: int) -> Plan:
+        """The plan for a number of rows: the only place where the order of a product is chosen."""
+        rows = bucket(rows)
+        if self.order == "auto":
+            return auto_plan(self.format, rows, gates=self.gates, shared=self.shared)
+        return _named_plan(self.format, self.order, rows, self.gates, self.shared)
+
+    def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
+        """The map x -> x W for about `rows` rows, with the work that needs no x already done."""
+        plan = self._traced_plan() if torch.compiler.is_compiling() else self.plan(rows)
+        factors = self.factors()
+        dtype = autocast_dtype(factors[self._names[0]])
+        if dtype is None:
+            tensors = plan.prepare(factors)
+            return lambda x: plan.apply(x, tensors)
+        with autocast_off(factors[self._names[0]]):  # products of weights keep their precision, products with x do not
+            tensors = {name: tensor.to(dtype) for name, tensor in plan.prepare(factors).items()}
+        return lambda x: plan.apply(x.to(dtype), tensors)
+
+    def split(self, rows: int) -> Split | None:
+        """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""
+        if self.order != "auto":
+            return None
+        split = thin_split(self.format.network(self.gates, self.shared), bucket(rows))
+        return split if split is not None and split.width < self.out_features else None
+
+    @torch.compiler.assume_constant_result
+    def _traced_plan(self) -> Plan:
+        plan = self.plan(TRACED_ROWS)
+        _ = plan.program  # searched for now: a tracer must not look inside
+        return plan
+
+    def project(self, x: Tensor) -> Tensor:
+        """x W, without the bias."""
+        width = check_tensor(x, "x").shape[-1] if x.ndim else 0
+        if width != self.in_features:
+            raise ShapeError(
+                f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
+            )
+        rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
+        return self.prepared(rows)(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(x)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    # Dense -------------------------------------------------------------------------------------------------------
+
+    def dense_weight(self) -> Tensor:
+        """The weight in torch's layout, (gates * N, M); differentiable."""
+        W = self.format.to_dense(self.factors(), gates=self.gates, shared=self.shared)
+        return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.Linear:
+        """An nn.Linear with the same function."""
+        weight = self.dense_weight()
+        linear = nn.utils.skip_init(
+            nn.Linear,
+            self.in_features,
+            self.out_features,
+            bias=self.bias is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        linear.weight.copy_(weight)
+        if self.bias is not None:
+            linear.bias.copy_(self.bias)
+        return linear.train(self.training)
+
+    @classmethod
+    def from_dense(
+        cls,
+        linear: nn.Linear,
+        format: Format | str,
+        order: str | Tree = "auto",
+        *,
+        gates: int = 1,
+        shared: Shared = False,
+        **fit_options: Any,
+    ) -> TensorLinear:
+        """The closest layer of this format; `fit_options` go to `format.from_dense`, the error to `.fit_error`."""
+        if not isinstance(linear, nn.Linear):
+            raise ShapeError(f"from_dense takes a torch.nn.Linear, got {type(linear).__name__}")
+        weight = linear.weight
+        layer = cls(
+            format, linear.bias is not None, order, device=weight.device, dtype=weight.dtype, gates=gates, shared=shared
+        )
+        layer.fit(weight, **fit_options)
+        if layer.bias is not None:
+            with torch.no_grad():
+                layer.bias.copy_(linear.bias)
+        return layer.train(linear.training)
+
+    @torch.no_grad()
+    def fit(self, weight: Tensor, **fit_options: Any) -> float:
+        """Set the factors to the closest to `weight` (gates * N, M); returns |W - W'| / |W|, kept as `fit_error`."""
+        expected = (self.out_features, self.in_features)
+        if tuple(weight.shape) != expected:
+            raise ShapeError(
+                f"weight has the wrong shape: expected {expected} for {self.format} with {self.gates} gate(s), "
+                f"got {tuple(weight.shape)}"
+            )
+        W = weight.detach().reshape(self.gates, -1, self.in_features).transpose(1, 2)  # (gates, M, N)
+        factors, error = self.format.from_dense(
+            W[0] if self.gates == 1 else W, gates=self.gates, shared=self.shared, **fit_options
+        )
+        for name, tensor in factors.items():
+            getattr(self, name).copy_(tensor)
+        self.fit_error = float(error)
+        return self.fit_error
+
+    # Text --------------------------------------------------------------------------------------------------------
+
+    def explain(self, rows: int = TRACED_ROWS) -> str:
+        """The table of the plan that is used for this number of rows."""
+        return str(self.plan(rows))
+
+    def extra_repr(self) -> str:
+        stored = self.format.network(self.gates, self.shared).num_params
+        dense = self.in_features * self.out_features
+        gates = f"{self.gates} gates, shared={self.shared}, " if self.gates > 1 else ""
+        return (
+            f"{self.in_features} -> {self.out_features}, {self.format}, {gates}order={self.order}, "
+            f"bias={self.bias is not None}, {stored:,} parameters, {dense / stored:,.1f}x fewer than dense"
+        )
+
+
+def check_format(format: Format | str) -> Format:
+    """A format, or the format a string names."""
+    if isinstance(format, str):
+        return parse(format)
+    if not isinstance(format, Format):
+        raise ShapeError(
+            f"format must be a kronecell format such as kc.TT(...) or its string, got {type(format).__name__}"
+        )
+    return format
+
+
+def settled(shared: Shared) -> bool | tuple[str, ...]:
+    """`shared` in one hashable form."""
+    if isinstance(shared, bool):
+        return shared
+    return (shared,) if isinstance(shared, str) else tuple(shared)
+
+
+def bucket(rows: int) -> int:
+    """The next power of two: plans are searched for once per bucket, not once per number of rows."""
+    return 1 << max(0, rows - 1).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def _named_plan(format: Format, order: str | Tree, rows: int, gates: int, shared: bool | tuple[str, ...]) -> Plan:
+    return format.plan(order, rows, gates=gates, shared=shared)
+
+
+def autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """The dtype of matrix products under autocast on this tensor's device; None outside autocast or for doubles."""
+    kind = like.device.type
+    if like.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a product with x is made."""
+    return autocast_dtype(x) or x.dtype
+
+
+@contextmanager
+def autocast_off(like: Tensor) -> Iterator[None]:
+    """No autocast on this tensor's device."""
+    with torch.autocast(like.device.type, enabled=False):
+        yield

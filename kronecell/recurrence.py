@@ -1,0 +1,96 @@
+"""The recurrence after the projection: the two cells as their equations, and four ways to run them over time.
+
+native  torch's own kernel (cuDNN on a GPU): the projected input meets a small `weight_ih` inside it
+loop    a Python loop over projected gates, which can also keep the hidden weights factored
+scan    the same cell in torch's scan operator: one node for every length, what an exported graph needs
+A reversed direction is the forward one on reversed time, so packed sequences need no code of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
+Map = Callable[[Tensor], Tensor]
+Step = Callable[[Tensor, State], State]  # gates (batch, gates * H) and state -> next state; the output is state[0]
+
+
+def lstm_step(gates: Tensor, state: State, hidden: Map, project: Map | None) -> State:
+    """One step of nn.LSTM; `gates` is x W + b_ih, `hidden` is h -> h U + b_hh, `project` is proj_size's matrix."""
+    h, c = state
+    i, f, g, o = (gates + hidden(h)).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return (h if project is None else project(h), c)
+
+
+def gru_step(gates: Tensor, state: State, hidden: Map, project: Map | None = None) -> State:
+    """One step of nn.GRU; the reset gate acts on h U_n + b_hn, as torch has it."""
+    (h,) = state
+    r_x, z_x, n_x = gates.chunk(3, -1)
+    r_h, z_h, n_h = hidden(h).chunk(3, -1)
+    r = (r_x + r_h).sigmoid()
+    z = (z_x + z_h).sigmoid()
+    n = (n_x + r * n_h).tanh()
+    return ((1 - z) * n + z * h,)
+
+
+def run_native(
+    gates: int, source: Tensor, batch_sizes: Tensor | None, state: State, weights: Sequence[Tensor], training: bool
+) -> tuple[Tensor, State]:
+    """torch's kernel for one layer and one direction; weights are (weight_ih, weight_hh[, biases][, weight_hr])."""
+    kernel: Any = torch._VF.lstm if gates == 4 else torch._VF.gru
+    stacked = [part.unsqueeze(0) for part in state]
+    hx = stacked if gates == 4 else stacked[0]
+    options = (len(weights) > 3, 1, 0.0, training, False)  # has_biases, num_layers, dropout, train, bidirectional
+    if batch_sizes is None:
+        output, *last = kernel(source, hx, weights, *options, False)
+    else:
+        output, *last = kernel(source, batch_sizes, hx, weights, *options)
+    return output, tuple(part.squeeze(0) for part in last)
+
+
+def run_loop(step: Step, gates: Tensor, batch_sizes: Tensor | None, state: State) -> tuple[Tensor, State]:
+    """The steps one by one; in a packed sequence the shortest sequences, which are last in the batch, end first."""
+    outputs: list[Tensor] = []
+    if batch_sizes is None:
+        for gates_now in gates.unbind(0):
+            state = step(gates_now, state)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+    ended: list[State] = []
+    for gates_now in gates.split(batch_sizes.tolist()):
+        running = gates_now.shape[0]
+        if running < state[0].shape[0]:
+            ended.append(tuple(part[running:] for part in state))
+            state = tuple(part[:running] for part in state)
+        state = step(gates_now, state)
+        outputs.append(state[0])
+    last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+    return torch.cat(outputs), last
+
+
+def run_scan(step: Step, gates: Tensor, state: State) -> tuple[Tensor, State]:
+    """The steps as one operator of the graph, whatever the number of steps."""
+    from torch._higher_order_ops.scan import scan  # imported late: it brings the compiler with it
+
+    def combine(state: State, gates_now: Tensor) -> tuple[State, Tensor]:
+        state = step(gates_now, state)
+        return state, state[0].clone()  # scan forbids outputs that are the same tensor
+
+    last, outputs = scan(combine, state, gates, dim=0)
+    return outputs, last
+
+
+def reversal(batch_sizes: Tensor, device: torch.device) -> Tensor:
+    """Row numbers that turn every sequence of packed data round; its own inverse."""
+    steps, batch = torch.arange(len(batch_sizes)), torch.arange(int(batch_sizes[0]))
+    first = batch_sizes.cumsum(0) - batch_sizes  # row of the first sequence at every step
+    lengths = (batch_sizes.unsqueeze(0) > batch.unsqueeze(1)).sum(1)
+    t = torch.repeat_interleave(steps, batch_sizes)
+    b = torch.arange(len(t)) - first[t]
+    return (first[lengths[b] - 1 - t] + b).to(device)

@@ -1,0 +1,374 @@
+"""What LSTM and GRU have in common: parameters named as torch.nn's, matrices W (input) and U (hidden) in any format.
+
+x W for all gates and all time steps is one call before the recurrence. Where the format splits thinly (FINDINGS: M -> R
+-> gates), only x -> R is done there, and R -> gates is the `weight_ih` of torch's native kernel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from kronecell.errors import PlanError, ShapeError
+from kronecell.formats import Shared
+from kronecell.layer_formats import FormatSpecs, layer_formats
+from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
+from kronecell.order import Tree
+from kronecell.recurrence import State, run_loop, run_native, run_scan
+from kronecell.sequences import Sequence, open_sequence
+
+Self = TypeVar("Self", bound="Recurrent")
+Weight = nn.Parameter | TensorLinear
+
+# Measured on two CPU cores (docs/recurrent.md): an identity weight_ih costs rows * (gates H)^2 multiply-adds, a loop a
+# fixed time per step. A factored U saves 1 - 1/ratio of the loop's work, densifying it is paid once per forward.
+IDENTITY_LIMIT = 128  # hidden size up to which projected gates go through the native kernel with weight_ih = 1
+DENSIFY_LIMIT = 512  # hidden size up to which a factored U is made dense once per forward
+
+
+class Recurrent(nn.Module):
+    """What LSTM and GRU have in common; the arguments are those of torch.nn's, then ours."""
+
+    GATES: ClassVar[int]
+    KEEP_GATE: ClassVar[int]  # the gate whose bias makes a fresh network remember
+    DENSE: ClassVar[type[nn.LSTM] | type[nn.GRU]]
+    STEP: ClassVar[Callable[..., State]]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        *,
+        input_format: FormatSpecs,
+        hidden_format: FormatSpecs,
+        shared: Shared,
+        hidden_shared: Shared | None,
+        order: str | Tree,
+        forget_bias: float | None,
+        pad_input: bool,
+        recurrence: str,
+    ) -> None:
+        super().__init__()
+        _check_sizes(input_size, hidden_size, num_layers, dropout, proj_size)
+        if recurrence not in ("auto", "native", "loop"):
+            raise PlanError(f'recurrence must be "auto", "native" or "loop", got {recurrence!r}')
+        if forget_bias is not None and not bias:
+            raise ShapeError(f"forget_bias={forget_bias} needs bias=True")
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
+        self.bidirectional, self.proj_size, self.forget_bias = bidirectional, proj_size, forget_bias
+        self.pad_input, self.order, self.recurrence = pad_input, order, recurrence
+        self.shared = settled(shared)
+        self.hidden_shared = self.shared if hidden_shared is None else settled(hidden_shared)
+        self.directions = 2 if bidirectional else 1
+        self.output_size = proj_size or hidden_size
+        widths = [input_size] + [self.directions * self.output_size] * (num_layers - 1)
+        inputs = layer_formats(input_format, [(M, hidden_size) for M in widths], "input_format", pad_input)
+        hidden = layer_formats(hidden_format, [(self.output_size, hidden_size)] * num_layers, "hidden_format", False)
+        self.input_formats, self.hidden_formats = (*inputs,), (*hidden,)
+        if dropout and num_layers == 1:
+            warnings.warn(
+                f"dropout={dropout} acts between layers and does nothing with num_layers=1", UserWarning, stacklevel=3
+            )
+        rows = self.GATES * hidden_size
+        for layer, width in enumerate(widths):
+            for direction in range(self.directions):
+                end = _suffix(layer, direction)
+                factory = {"device": device, "dtype": dtype}
+                for name, shape, fmt, sharing in (
+                    ("weight_ih", (rows, width), inputs[layer], self.shared),
+                    ("weight_hh", (rows, self.output_size), hidden[layer], self.hidden_shared),
+                ):
+                    if fmt is None:
+                        weight: Weight = nn.Parameter(torch.empty(shape, **factory))  # type: ignore[arg-type]
+                    else:
+                        weight = nn.utils.skip_init(  # reset_parameters, below, draws with the scale of the layer
+                            TensorLinear,
+                            fmt,
+                            bias=False,
+                            order=order if name == "weight_ih" else "auto",
+                            device=device or torch.get_default_device(),
+                            dtype=dtype,
+                            gates=self.GATES,
+                            shared=sharing,
+                        )
+                    setattr(self, name + end, weight)
+                for name in ("bias_ih", "bias_hh") if bias else ():
+                    setattr(self, name + end, nn.Parameter(torch.empty(rows, **factory)))  # type: ignore[arg-type]
+                if proj_size:
+                    matrix = torch.empty(proj_size, hidden_size, **factory)  # type: ignore[arg-type]
+                    setattr(self, "weight_hr" + end, nn.Parameter(matrix))
+        self.recurrences = tuple(self._choose_recurrence(layer) for layer in range(num_layers))
+        self.reset_parameters()
+
+    def _choose_recurrence(self, layer: int) -> str:
+        """ "native" or "loop", from sizes alone, so that the choice can be printed and does not change."""
+        if self.recurrence != "auto":
+            return self.recurrence
+        if self.hidden_formats[layer] is not None and self.hidden_size > DENSIFY_LIMIT:
+            return "loop"
+        weight = getattr(self, f"weight_ih_l{layer}")
+        thin = isinstance(weight, nn.Parameter) or weight.split(1) is not None
+        return "native" if thin or self.hidden_size <= IDENTITY_LIMIT else "loop"
+
+    def _ends(self) -> list[str]:
+        """The endings of parameter names, in torch's order: _l0, _l0_reverse, _l1, ..."""
+        return [_suffix(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """torch.nn's distribution, or a random network of the same rms; dense weights are those torch.nn draws."""
+        bound = self.hidden_size**-0.5
+        for end in self._ends():
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
+                weight = getattr(self, name + end, None)
+                if isinstance(weight, TensorLinear):
+                    weight.reset_parameters((3 * self.hidden_size) ** -0.5)
+                elif weight is not None:
+                    nn.init.uniform_(weight, -bound, bound)
+            if self.forget_bias is not None:
+                keep = slice(self.KEEP_GATE * self.hidden_size, (self.KEEP_GATE + 1) * self.hidden_size)
+                getattr(self, "bias_ih" + end)[keep] = self.forget_bias
+                getattr(self, "bias_hh" + end)[keep] = 0.0
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; here so that code written for torch.nn runs."""
+
+    # Forward -----------------------------------------------------------------------------------------------------
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
+        """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state."""
+        sequence = open_sequence(input, self.input_size, self.batch_first)
+        count = self.num_layers * self.directions
+        state = sequence.initial_state(hx, count, self._state_sizes(), compute_dtype(sequence.data))
+        x, lasts = sequence.data, []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(self.directions):
+                first = tuple(part[layer * self.directions + direction] for part in state)
+                y, last = self._run(layer, direction, x, sequence, first)
+                outputs.append(y)
+                lasts.append(last)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout and layer < self.num_layers - 1:
+                x = F.dropout(x, self.dropout, self.training)
+        final = sequence.final_state([torch.stack(parts) for parts in zip(*lasts, strict=True)])
+        return sequence.close(x), final if len(final) > 1 else final[0]
+
+    def _run(self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State) -> tuple[Tensor, State]:
+        """One layer, one direction. x is projected where it lies and only then made time-major: x may be huge."""
+        end = _suffix(layer, direction)
+        way = self._way(layer, x)
+        x = self._padded(layer, x)
+        native_input = self._native_input(end, x) if way == "native" else None
+        source = self._gates(end, x) if native_input is None else native_input[0]
+        source = sequence.time_major(source) if layer == 0 else source
+        source = sequence.turned(source) if direction else source
+        batch_sizes = sequence.batch_sizes
+        if native_input is not None:
+            weights = [native_input[1], self._dense_hidden(end)]
+            weights += [getattr(self, name + end) for name in ("bias_ih", "bias_hh") if self.bias]
+            weights += [getattr(self, "weight_hr" + end)] if self.proj_size else []
+            output, last = run_native(self.GATES, source, batch_sizes, state, weights, self.training)
+        else:
+            step = partial(type(self).STEP, hidden=self._hidden_map(end, layer, state[0]), project=self._project(end))
+            if way == "scan":
+                output, last = run_scan(step, source, state)
+            else:
+                output, last = run_loop(step, source, batch_sizes, state)
+        return sequence.turned(output) if direction else output, last
+
+    def _way(self, layer: int, x: Tensor) -> str:
+        """How this call runs: as chosen at construction, unless a tracer or a dtype needs something else."""
+        if torch.compiler.is_exporting():
+            native = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX has an LSTM node, without projection
+            return self.recurrences[layer] if native and self.recurrences[layer] == "native" else "scan"
+        if torch.compiler.is_compiling():
+            return "loop"  # the native kernel has no graph that the compiler could differentiate
+        if x.device.type == "cpu" and compute_dtype(x) not in (torch.float32, torch.float64):
+            return "loop"  # oneDNN's bf16 LSTM ends the process on some machines (illegal instruction)
+        return self.recurrences[layer]
+
+    def _padded(self, layer: int, x: Tensor) -> Tensor:
+        fmt = self.input_formats[layer]
+        missing = 0 if fmt is None else fmt.M - x.shape[-1]
+        return F.pad(x, (0, missing)) if missing else x
+
+    def _native_input(self, end: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the native kernel reads, and its weight_ih: x and W, x In and Out, or x W and the identity."""
+        weight: Weight = getattr(self, "weight_ih" + end)
+        if not isinstance(weight, TensorLinear):
+            return x, weight
+        rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
+        split = weight.split(rows)
+        if split is not None:
+            factors = weight.factors()
+            return split.project(x, factors), split.out_matrix(factors).t()
+        gates = weight(x)
+        return gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device)
+
+    def _gates(self, end: str, x: Tensor) -> Tensor:
+        """x W + b_ih for all gates and all time steps."""
+        weight: Weight = getattr(self, "weight_ih" + end)
+        bias = getattr(self, "bias_ih" + end) if self.bias else None
+        if not isinstance(weight, TensorLinear):
+            return F.linear(x, weight, bias)
+        gates = weight(x)
+        return gates if bias is None else gates + bias.to(gates.dtype)
+
+    def _dense_hidden(self, end: str) -> Tensor:
+        weight: Weight = getattr(self, "weight_hh" + end)
+        return weight.dense_weight() if isinstance(weight, TensorLinear) else weight
+
+    def _hidden_map(self, end: str, layer: int, h: Tensor) -> Callable[[Tensor], Tensor]:
+        """h -> h U + b_hh; what can be done once for all steps is done here."""
+        weight: Weight = getattr(self, "weight_hh" + end)
+        bias = getattr(self, "bias_hh" + end) if self.bias else None
+        if not isinstance(weight, TensorLinear) or self.densifies(layer):
+            dense = self._dense_hidden(end)
+            return lambda h: F.linear(h, dense, bias)
+        product = weight.prepared(TRACED_ROWS if torch.compiler.is_compiling() else h.shape[0])
+        if bias is None:
+            return product
+        return lambda h: (y := product(h)) + bias.to(y.dtype)
+
+    def densifies(self, layer: int) -> bool:
+        """Whether a compressed U of this layer is made dense once per forward."""
+        return self.recurrences[layer] == "native" or self.hidden_size <= DENSIFY_LIMIT
+
+    def _project(self, end: str) -> Callable[[Tensor], Tensor] | None:
+        weight = getattr(self, "weight_hr" + end) if self.proj_size else None
+        return None if weight is None else lambda h: F.linear(h, weight)
+
+    def _state_sizes(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    # Dense -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def to_dense(self) -> Any:
+        """torch.nn's module with the same function."""
+        options = {"proj_size": self.proj_size} if self.proj_size else {}
+        like = next(self.parameters())
+        dense = self.DENSE(
+            self.input_size, self.hidden_size, self.num_layers, bias=self.bias, batch_first=self.batch_first,
+            dropout=self.dropout, bidirectional=self.bidirectional, device="meta", dtype=like.dtype, **options,
+        ).to_empty(device=like.device)  # fmt: skip
+        for name, target in dense.named_parameters():
+            weight = getattr(self, name)
+            if isinstance(weight, TensorLinear):
+                weight = weight.dense_weight()[:, : target.shape[1]]  # padded inputs are zero: their columns go
+            target.copy_(weight)
+        dense.flatten_parameters()
+        return dense.train(self.training)
+
+    @classmethod
+    def from_dense(
+        cls: type[Self],
+        trained: nn.LSTM | nn.GRU,
+        *,
+        input_format: FormatSpecs = None,
+        hidden_format: FormatSpecs = None,
+        shared: Shared = False,
+        hidden_shared: Shared | None = None,
+        order: str | Tree = "auto",
+        pad_input: bool = False,
+        recurrence: str = "auto",
+        **fit_options: Any,
+    ) -> Self:
+        """The closest layer in these formats: dense parameters are copied, the others fitted by `format.from_dense`.
+
+        `fit_options` go there; every fitted matrix keeps its relative error as `.fit_error`.
+        """
+        if not isinstance(trained, cls.DENSE):
+            raise ShapeError(
+                f"{cls.__name__}.from_dense takes a torch.nn.{cls.DENSE.__name__}, got {type(trained).__name__}"
+            )
+        arguments: dict[str, Any] = {
+            name: getattr(trained, name)
+            for name in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+        }
+        if trained.proj_size:
+            arguments["proj_size"] = trained.proj_size
+        like = next(trained.parameters())
+        module = cls(
+            **arguments, device=like.device, dtype=like.dtype, input_format=input_format, hidden_format=hidden_format,
+            shared=shared, hidden_shared=hidden_shared, order=order, pad_input=pad_input, recurrence=recurrence,
+        )  # fmt: skip
+        for name, source in trained.named_parameters():
+            target = getattr(module, name)
+            if isinstance(target, TensorLinear):
+                target.fit(F.pad(source.detach(), (0, target.in_features - source.shape[1])), **fit_options)
+            else:
+                with torch.no_grad():
+                    target.copy_(source)
+        return module.train(trained.training)
+
+    # Text --------------------------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        words = [f"{self.input_size}, {self.hidden_size}"]
+        defaults: dict[str, Any] = {
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0.0,
+            "bidirectional": False,
+        }
+        defaults |= {"proj_size": 0, "pad_input": False, "forget_bias": None}
+        words += [f"{name}={getattr(self, name)}" for name, usual in defaults.items() if getattr(self, name) != usual]
+        lines = [", ".join(words)]
+        for layer in range(self.num_layers):
+            fmt, hidden = self.input_formats[layer], self.hidden_formats[layer]
+            how = self.recurrences[layer]
+            if hidden is not None:
+                how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
+            lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")
+        stored = sum(p.numel() for p in self.parameters())
+        dense = dense_parameters(self)
+        lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
+        return "\n".join(lines)
+
+
+def dense_parameters(module: Recurrent) -> int:
+    """Parameters of torch.nn's module of the same sizes."""
+    total, rows = 0, module.GATES * module.hidden_size
+    for layer in range(module.num_layers):
+        width = module.input_size if layer == 0 else module.directions * module.output_size
+        one = rows * (width + module.output_size + 2 * module.bias) + module.proj_size * module.hidden_size
+        total += module.directions * one
+    return total
+
+
+def _suffix(layer: int, direction: int) -> str:
+    return f"_l{layer}" + ("_reverse" if direction else "")
+
+
+def _check_sizes(input_size: int, hidden_size: int, num_layers: int, dropout: float, proj_size: int) -> None:
+    for name, value, least in (
+        ("input_size", input_size, 1),
+        ("hidden_size", hidden_size, 1),
+        ("num_layers", num_layers, 1),
+        ("proj_size", proj_size, 0),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ShapeError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if proj_size >= hidden_size:
+        raise ShapeError(f"proj_size must be smaller than hidden_size = {hidden_size}, got {proj_size}")
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
+        raise ShapeError(f"dropout must be a probability from 0 to 1, got {dropout!r}")
