@@ -22,6 +22,8 @@ from kronecell.order import EXACT_LIMIT, Tree, greedy, optimal
 from kronecell.plan import Plan
 
 TARGET = "W"  # the name of the dense tensor in the right-hand side's network
+FROZEN = "inputs"  # the name of calibration inputs in a network: a factor that takes part and never changes
+SOLVABLE = 4096  # unknowns per right-hand side up to which a factor's system is solved; larger factors keep their start
 CUTOFF = 1e-14  # eigenvalues of G below this part of the largest are directions the error does not see
 
 
@@ -111,8 +113,9 @@ def solve_step(R: Tensor, G: Tensor, F: Tensor) -> tuple[Tensor, float]:
 
 @lru_cache(maxsize=64)
 def environments(network: Network) -> tuple[Environment, ...]:
-    """The systems of all trained factors of a dense network; their plans are made once and kept."""
-    return tuple(Environment(network, f.name) for f in network.parameters)
+    """The systems of the factors of a dense network that can change; their plans are made once and kept."""
+    every = (Environment(network, f.name) for f in network.parameters if f.name != FROZEN)
+    return tuple(e for e in every if prod(network.shape(e.legs[2])) <= SOLVABLE)
 
 
 def sweep(network: Network, W: Tensor, factors: dict[str, Tensor]) -> float:
@@ -134,7 +137,7 @@ def sweep(network: Network, W: Tensor, factors: dict[str, Tensor]) -> float:
 
 def balance(factors: dict[str, Tensor]) -> None:
     """Give all factors the same norm; the product stays, and no Gram matrix drifts out of range."""
-    norms = {name: float(torch.linalg.vector_norm(tensor)) for name, tensor in factors.items()}
+    norms = {name: float(torch.linalg.vector_norm(tensor)) for name, tensor in factors.items() if name != FROZEN}
     if all(0 < norm < float("inf") for norm in norms.values()):
         mean = torch.tensor([*norms.values()], dtype=torch.float64).log().mean().exp()
         for name, norm in norms.items():

@@ -26,14 +26,14 @@ def cp_start(tensor: Tensor, rank: int, options: FitOptions) -> list[Tensor]:
         basis = axis_basis(tensor, axis, min(rank, size), options.seed)
         extra = torch.randn(size, max(0, rank - size), generator=generator, dtype=torch.float64).to(tensor)
         factors[str(axis)] = torch.cat([basis, extra / size**0.5], 1)
-    return [*factors.values()]
+    return _fix_scale(tensor, [*factors.values()])
 
 
 def cp_fit(tensor: Tensor, rank: int, options: FitOptions) -> list[Tensor]:
     """`cp_start` refined by alternating least squares on the tensor alone."""
     start = cp_start(tensor, rank, options)
     if tensor.ndim <= 2 or not options.refine:
-        return _fix_scale(tensor, start)
+        return start
     legs = [f"m{i}" for i in range(1, tensor.ndim + 1)]
     sizes = dict(zip(legs, tensor.shape, strict=True)) | {"r": rank}
     network = Network.of([Factor(f"F{i}", (leg, "r")) for i, leg in enumerate(legs, 1)], (), legs, sizes)
@@ -50,14 +50,14 @@ def cp_fit(tensor: Tensor, rank: int, options: FitOptions) -> list[Tensor]:
 
 def _fix_scale(tensor: Tensor, factors: list[Tensor]) -> list[Tensor]:
     """Unit vectors of an unrefined start, scaled so that their product has the best size."""
-    if tensor.ndim <= 2:
-        return factors
-    product = factors[0]
+    grams = factors[0].mT @ factors[0]
     for factor in factors[1:]:
-        product = (product.unsqueeze(-2) * factor).flatten(0, -2)  # (..., rank)
-    dense = product.sum(-1)
-    square = dense.square().sum()
-    scale = (dense * tensor.reshape(-1)).sum() / square if square > 0 else square
+        grams = grams * (factor.mT @ factor)
+    inner = tensor.movedim(0, -1) @ factors[0]  # (size_2, ..., rank)
+    for factor in factors[1:]:
+        inner = (inner * factor.reshape(factor.shape[0], *[1] * (inner.ndim - 2), -1)).sum(0)
+    square = grams.sum()  # |W'|^2, while inner.sum() is <W, W'>
+    scale = inner.sum() / square if square > 0 else square
     return [factors[0] * scale, *factors[1:]]
 
 

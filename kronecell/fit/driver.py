@@ -10,128 +10,105 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import ShapeError
-from kronecell.fit.als import environments, sweep
-from kronecell.fit.newton import newton
+from kronecell.fit.als import FROZEN, environments
+from kronecell.fit.metric import check_inputs, root, seen_target, seen_through
 from kronecell.fit.options import FitOptions
+from kronecell.fit.refine import refine
 from kronecell.network import GATE, Network
 
 if TYPE_CHECKING:  # formats import this module; at run time it needs no name from them
     from kronecell.formats.base import Format, Shared
 
-EXACT = 2e-8  # a relative error this small is rounding: nothing is left to gain
-FIRST_SWEEPS = 12  # sweeps every start gets before the best are chosen
-NEWTON_PARAMETERS = 1500  # beyond this the matrix of all pairs of parameters costs more than further sweeps
 START_SEED = 0x5EED  # keeps random starts apart from factors that a user drew with the same seed
-DOUBLE_NUMEL = 1 << 23  # up to here everything is done in float64, whatever the dtype of W
+DOUBLE_NUMEL = 1 << 23  # up to here everything is done in float64 whatever the dtype of W, and from random starts too
 
 
 def fit_dense(
-    fmt: Format, W: Tensor, gates: int, shared: Shared, options: FitOptions
+    fmt: Format, W: Tensor, gates: int, shared: Shared, inputs: Tensor | None, options: FitOptions
 ) -> tuple[dict[str, Tensor], float]:
     """Factors in the dtype and on the device of W, and |W - W'| / |W| of those very factors."""
-    _check(fmt, W, gates)
+    check_matrix(fmt, W, gates)
     network = fmt.network(gates, shared)
     with torch.no_grad():
-        work = _work_dtype(W)
+        work = torch.float64 if W.numel() <= DOUBLE_NUMEL or W.dtype == torch.float64 else torch.float32
+        options.check_memory(memory_needed(fmt, W, gates, work), str(fmt))
+        L = None if inputs is None else root(check_inputs(inputs, fmt.M).to(device=W.device, dtype=work))
         if gates == 1:
-            factors = fit_one(fmt, W.to(work), options)
+            factors = fit_one(fmt, W.to(work), L, options)
         elif all(GATE in f.legs for f in network.parameters):
-            factors = _fit_each(fmt, W, work, options)
+            fits = [fit_one(fmt, gate.to(work), L, options) for gate in W]
+            factors = {name: torch.stack([fit[name].to(work) for fit in fits]) for name in fits[0]}
         else:
             factors = _fit_shared(fmt, W.to(work), network, options)
+            if L is not None:
+                factors = _refine_seen(network, W.to(work), L, factors, options, f"{fmt} shared")
         factors = {name: factors[name].to(W.dtype).contiguous() for name in network.shapes}
-        return factors, relative_error(fmt, W, factors, gates, shared)
+        return factors, relative_error(fmt, W, factors, gates, shared, None)
 
 
-def fit_one(fmt: Format, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-    """One matrix (M, N): every start refined shortly, the best one refined to the end."""
-    network = fmt.network().as_dense()
-    refinable = options.refine and len(network.parameters) > 1 and not fmt.optimal_start
-    target = W.reshape(network.shape(network.outputs))
-    if not refinable:
-        return fmt._decompose(W, options)
-    return refine(network, target, _starts(fmt, W, options), options, str(fmt))
+def fit_one(fmt: Format, W: Tensor, L: Tensor | None, options: FitOptions) -> dict[str, Tensor]:
+    """One matrix (M, N); with L, the fit that matters for L W."""
+    if L is not None:
+        closed = fmt._decompose_seen(W, L, options)
+        if closed is not None:
+            return closed
+    network = fmt.network()
+    if not options.refine or len(network.parameters) < 2 or fmt.optimal_start:
+        factors = fmt._decompose(W, options)
+    else:
+        dense = network.as_dense()
+        factors = refine(dense, W.reshape(dense.shape(dense.outputs)), _starts(fmt, W, options), options, str(fmt))
+    if L is None or not options.refine or len(network.parameters) < 2:
+        return factors
+    return _refine_seen(network, W, L, factors, options, str(fmt))
 
 
-def refine(
-    network: Network, target: Tensor, starts: Iterator[dict[str, Tensor]], options: FitOptions, label: str = ""
+def _refine_seen(
+    network: Network, W: Tensor, L: Tensor, factors: dict[str, Tensor], options: FitOptions, label: str
 ) -> dict[str, Tensor]:
-    """The best of several starts after refinement; never worse than the first start.
-
-    Every start gets a few sweeps; the most promising ones are refined to the end, until one is exact.
-    """
-    norm = float(torch.linalg.vector_norm(target, dtype=torch.float64))
-    trials: list[tuple[float, int, dict[str, Tensor]]] = []
-    for count, start in enumerate(starts):
-        factors = {name: tensor.double() for name, tensor in start.items()}
-        error = alternate(network, target, factors, norm, options, min(options.sweeps, FIRST_SWEEPS), label)
-        trials.append((error, count, factors))
-        if error < EXACT:
-            return factors
-    trials.sort(key=lambda trial: trial[:2])
-    finished: list[tuple[float, int, dict[str, Tensor]]] = []
-    for _, count, factors in trials[: 1 + (len(trials) + 1) // 2]:
-        error = finish(network, target, factors, norm, options, label)
-        finished.append((error, count, factors))
-        if error < EXACT:
-            break
-    return min(finished, key=lambda trial: trial[:2])[2]
+    """Refine factors for |L (W - W')|, from the plain fit."""
+    seen = seen_through(network, L.shape[0])
+    start = {**factors, FROZEN: L.reshape(seen.shapes[FROZEN])}
+    refined = refine(seen, seen_target(L, W, network), iter([start]), options, f"{label} on calibration inputs")
+    return {name: tensor for name, tensor in refined.items() if name != FROZEN}
 
 
-def finish(
-    network: Network, target: Tensor, factors: dict[str, Tensor], norm: float, options: FitOptions, label: str
+def relative_error(
+    fmt: Format, W: Tensor, factors: Mapping[str, Tensor], gates: int, shared: Shared, inputs: Tensor | None
 ) -> float:
-    """Alternate while it pays; then all factors at once where their number allows; in place."""
-    error = alternate(network, target, factors, norm, options, options.sweeps, label)
-    if EXACT < error and sum(tensor.numel() for tensor in factors.values()) <= NEWTON_PARAMETERS:
-        error = newton(network, target, factors, norm, options.sweeps, options)
-        options.report(f"{label} all factors at once: relative error {error:.6f}")
-    return error
+    """|W - W'| / |W|, or |X (W - W')| / |X W|, from the difference itself: norms alone lose half the digits."""
+    check_matrix(fmt, W, gates)
+    with torch.no_grad():
+        exact = torch.float64 if W.dtype == torch.float64 else torch.float32
+        W = W.to(exact)
+        dense = fmt.to_dense({name: tensor.to(exact) for name, tensor in factors.items()}, gates=gates, shared=shared)
+        difference = W - dense
+        if inputs is not None:
+            X = check_inputs(inputs, fmt.M).to(W)
+            difference, W = X @ difference, X @ W
+        norm = float(torch.linalg.vector_norm(W, dtype=torch.float64))
+        error = float(torch.linalg.vector_norm(difference, dtype=torch.float64))
+        return error / norm if norm else error
 
 
-def alternate(
-    network: Network,
-    target: Tensor,
-    factors: dict[str, Tensor],
-    norm: float,
-    options: FitOptions,
-    sweeps: int,
-    label: str,
-) -> float:
-    """ALS sweeps until one gains less than the tolerance; factors change in place; returns the relative error."""
-    error = float("inf")
-    for count in range(sweeps):
-        squared = max(0.0, norm**2 + sweep(network, target, factors))
-        previous, error = error, (squared**0.5 / norm if norm else 0.0)
-        options.report(f"{label} sweep {count + 1}: relative error {error:.6f}")
-        if previous - error < options.tolerance * max(error, 1e-6):
-            break
-    return error
-
-
-def relative_error(fmt: Format, W: Tensor, factors: Mapping[str, Tensor], gates: int, shared: Shared) -> float:
-    """|W - W'| / |W|, from the difference itself (not from norms, which lose half the digits)."""
-    low = W.dtype not in (torch.float32, torch.float64)
-    dense = fmt.to_dense({k: v.float() if low else v for k, v in factors.items()}, gates=gates, shared=shared)
-    norm = float(torch.linalg.vector_norm(W, dtype=torch.float64))
-    error = float(
-        torch.linalg.vector_norm(dense.sub_(W) if dense.data_ptr() != W.data_ptr() else dense - W, dtype=torch.float64)
-    )
-    return error / norm if norm else error
+def memory_needed(fmt: Format, W: Tensor, gates: int, work: torch.dtype) -> int:
+    """Bytes above W: a copy in the working precision, a rearranged one, the largest step, and the final difference."""
+    network = fmt.network().as_dense()
+    one = W.numel() // gates
+    peak = 0
+    if len(network.parameters) > 1 and not fmt.optimal_start:
+        peak = max((environment.peak for environment in environments(network)), default=0)
+    return (2 * one + 2 * peak) * work.itemsize + 2 * W.numel() * max(4, W.element_size())
 
 
 def _starts(fmt: Format, W: Tensor, options: FitOptions) -> Iterator[dict[str, Tensor]]:
+    """The closed form, then random ones; a large matrix gets the closed form only unless starts are asked for."""
     yield fmt._decompose(W, options)
     generator = torch.Generator().manual_seed(START_SEED + options.seed)
     std = float(torch.linalg.vector_norm(W, dtype=torch.float64)) / W.numel() ** 0.5
-    for _ in range(fmt.restarts if options.starts is None else options.starts):
+    usual = fmt.restarts if W.numel() <= DOUBLE_NUMEL else 0
+    for _ in range(usual if options.starts is None else options.starts):
         yield fmt.init(generator, std=std or 1.0, dtype=torch.float64, device=W.device)
-
-
-def _fit_each(fmt: Format, W: Tensor, work: torch.dtype, options: FitOptions) -> dict[str, Tensor]:
-    """Every gate on its own, stacked on the leading g leg."""
-    fits = [fit_one(fmt, gate.to(work), options) for gate in W]
-    return {name: torch.stack([fit[name].to(work) for fit in fits]) for name in fits[0]}
 
 
 def _fit_shared(fmt: Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
@@ -152,7 +129,7 @@ def _fit_widened(fmt: Format, W: Tensor, name: str, leg: str, options: FitOption
     wide = replace(fmt, **{side: tuple(modes)})
     position = index + (len(fmt.m) if side == "n" else 0)
     tensor = W.reshape(gates, *fmt.m, *fmt.n).movedim(0, position)
-    factors = fit_one(wide, tensor.reshape(wide.M, wide.N), options)
+    factors = fit_one(wide, tensor.reshape(wide.M, wide.N), None, options)
     axis = next(f for f in fmt.network().parameters if f.name == name).legs.index(leg)
     factor = factors[name]
     shape = (*factor.shape[:axis], gates, factor.shape[axis] // gates, *factor.shape[axis + 1 :])
@@ -164,29 +141,27 @@ def _fit_around_mean(fmt: Format, W: Tensor, network: Network, options: FitOptio
     gates = W.shape[0]
     flat = W.reshape(gates, -1)
     weights = torch.linalg.eigh((flat @ flat.mT).double())[1][:, -1]  # the combination with the largest norm
-    start = fit_one(fmt, torch.einsum("g,gmn->mn", weights.to(W.dtype), W), options)
-    factors = {}
-    generator = torch.Generator().manual_seed(options.seed)
-    for position, f in enumerate(p for p in network.parameters):
+    start = fit_one(fmt, torch.einsum("g,gmn->mn", weights.to(W.dtype), W), None, options)
+    factors: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(START_SEED + options.seed)
+    scaled = False
+    for f in network.parameters:
         tensor = start[f.name].double()
         if GATE in f.legs:
-            first = all(GATE not in p.legs for p in network.parameters[:position])
-            scale = weights if first else torch.ones_like(weights)
+            scale = torch.ones_like(weights) if scaled else weights
             noise = torch.randn((gates, *tensor.shape), generator=generator, dtype=torch.float64).to(tensor)
             spread = 0.01 * tensor.square().mean().sqrt()  # gates that start equal would stay equal
-            tensor = scale.reshape(-1, *[1] * tensor.ndim) * tensor + spread * noise
+            tensor = scale.reshape(-1, *[1] * tensor.ndim) * tensor + (spread * noise if options.refine else 0.0)
+            scaled = True
         factors[f.name] = tensor
+    if not options.refine:
+        return factors
     dense = network.as_dense()
-    target = W.reshape(dense.shape(dense.outputs))
-    return refine(dense, target, iter([factors]), options, f"{fmt} shared")
+    return refine(dense, W.reshape(dense.shape(dense.outputs)), iter([factors]), options, f"{fmt} shared")
 
 
-def _work_dtype(W: Tensor) -> torch.dtype:
-    small = W.numel() <= DOUBLE_NUMEL
-    return torch.float64 if small or W.dtype == torch.float64 else torch.float32
-
-
-def _check(fmt: Format, W: Tensor, gates: int) -> None:
+def check_matrix(fmt: Format, W: Tensor, gates: int) -> None:
+    """W is a finite floating point tensor of the format's shape."""
     if not isinstance(W, torch.Tensor) or not W.is_floating_point():
         got = W.dtype if isinstance(W, torch.Tensor) else type(W).__name__
         raise ShapeError(f"from_dense needs a floating point torch tensor, got {got}; use torch.as_tensor(...).float()")
@@ -200,6 +175,3 @@ def _check(fmt: Format, W: Tensor, gates: int) -> None:
         )
     if not torch.isfinite(W).all():
         raise ShapeError("W holds NaN or infinite entries; a decomposition of it means nothing")
-
-
-__all__ = ["environments", "fit_dense", "fit_one", "refine", "relative_error"]

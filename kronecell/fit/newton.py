@@ -15,14 +15,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.fit.als import Environment, balance, environments, gram_tree
+from kronecell.fit.als import FROZEN, Environment, balance, environments, gram_tree
 from kronecell.fit.options import FitOptions
 from kronecell.network import Factor, Network
 from kronecell.plan import Plan
 
 FIRST_DAMPING = 1e-3
 LAST_DAMPING = 1e12
-NEAR_EXACT = 1e-8  # relative error below which |W|^2 - 2 <W, W'> + |W'|^2 has no digits left
+NEAR_EXACT = 2e-8  # relative error below which |W|^2 - 2 <W, W'> + |W'|^2 has no digits left
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ def newton(
         while damping < LAST_DAMPING:
             trial = _step(network, factors, H, gradient, damping * scale)
             if trial is not None:
-                trial_error = _error(network, W, trial, norm)
+                trial_error = plain_error(network, W, trial, norm)
                 if trial_error < error:
                     factors.update(trial)
                     balance(factors)
                     error, damping = trial_error, max(damping / 5, 1e-15)
                     break
             damping *= 4
-        if previous - error <= options.tolerance * 0.1 * max(error, 1e-6):
+        if previous - error <= options.tolerance * max(error, 1e-6):
             break
         systems, _ = _systems(network, W, factors, norm)
     return error
@@ -140,7 +140,7 @@ def _step(
         factor = factors[environment.name]
         trial[environment.name] = factor + step[start : start + factor.numel()].reshape(factor.shape)
         start += factor.numel()
-    return trial
+    return factors | trial
 
 
 def _systems(
@@ -151,14 +151,16 @@ def _systems(
     return systems, _error_of(last, *systems[-1], factors, norm)
 
 
-def _error(network: Network, W: Tensor, factors: dict[str, Tensor], norm: float) -> float:
-    last = environments(network)[-1]
+def plain_error(network: Network, W: Tensor, factors: dict[str, Tensor], norm: float) -> float:
+    """|W - W'| / |W| from norms and the inner product; W' is not formed."""
+    last = Environment(network, next(f.name for f in reversed(network.parameters) if f.name != FROZEN))
+    last = next((e for e in environments(network) if e.name == last.name), last)
     return _error_of(last, *last.system(W, factors), factors, norm)
 
 
 def _error_of(environment: Environment, R: Tensor, G: Tensor, factors: dict[str, Tensor], norm: float) -> float:
     F = environment.pack(factors[environment.name])
-    return max(0.0, norm**2 + float((F @ G - 2 * R).mul(F).sum())) ** 0.5 / norm
+    return max(0.0, norm**2 + float((F @ G - 2 * R).mul(F).sum())) ** 0.5 / (norm or 1.0)
 
 
 def _gradient(network: Network, systems: list[tuple[Tensor, Tensor]], factors: dict[str, Tensor]) -> Tensor:

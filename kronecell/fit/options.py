@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kronecell.errors import RankError
+from kronecell.errors import RankError, ShapeError
 
 GIGABYTE = 1 << 30
 
@@ -16,7 +16,7 @@ class FitOptions:
 
     refine      lower the error of the whole network after the closed-form start
     sweeps      refinement rounds at most, over all factors each
-    tolerance   stop when a round lowers the relative error by less than this (absolute)
+    tolerance   stop when a round lowers the relative error by less than this part
     starts      random starts besides the closed form; None is the format's own number
     seed        everything random comes from here
     max_memory  bytes above the arguments; a fit that would need more is refused before it starts
@@ -25,7 +25,7 @@ class FitOptions:
 
     refine: bool = True
     sweeps: int = 100
-    tolerance: float = 1e-6
+    tolerance: float = 1e-5
     starts: int | None = None
     seed: int = 0
     max_memory: int = 4 * GIGABYTE
@@ -42,3 +42,11 @@ class FitOptions:
         """Tell the listener, if there is one."""
         if self.progress is not None:
             self.progress(text)
+
+    def check_memory(self, needed: int, what: str) -> None:
+        """Refuse a fit that would need more than `max_memory` bytes."""
+        if needed > self.max_memory:
+            raise ShapeError(
+                f"fitting {what} would need about {needed / GIGABYTE:.2f} GB besides W, more than max_memory = "
+                f"{self.max_memory / GIGABYTE:.2f} GB; raise max_memory, lower the ranks, or use other modes"
+            )

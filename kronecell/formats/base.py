@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import PlanError, RankError, ShapeError
-from kronecell.fit.driver import fit_dense
+from kronecell.fit.driver import fit_dense, relative_error
 from kronecell.fit.options import FitOptions
 from kronecell.network import Network
 from kronecell.order import Tree, greedy, optimal
@@ -65,6 +65,10 @@ class Format(ABC):
     @abstractmethod
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
         """Factors of W (M, N) for one gate, in closed form."""
+
+    def _decompose_seen(self, W: Tensor, L: Tensor, options: FitOptions) -> dict[str, Tensor] | None:
+        """Factors that minimise |L (W - W')|, for formats that have a closed form for it."""
+        return None
 
     # What follows ------------------------------------------------------------------------------------------------
 
@@ -157,14 +161,32 @@ class Format(ABC):
         *,
         gates: int = 1,
         shared: Shared = False,
+        inputs: Tensor | None = None,
         **options: Any,
     ) -> tuple[dict[str, Tensor], float]:
         """Factors whose matrix is close to W (M, N), or (gates, M, N), and |W - W'| / |W|.
 
-        Unshared gates are fitted one by one; shared ones jointly. Options are those of `FitOptions`: refine, sweeps,
+        Unshared gates are fitted one by one, shared ones jointly. With calibration `inputs` X (..., M) the fit
+        minimises |X (W - W')| instead; `error` measures both. The options are those of `FitOptions`: refine, sweeps,
         tolerance, starts, seed, max_memory, progress.
         """
-        return fit_dense(self, W, gates, shared, FitOptions(**options))
+        unknown = sorted(set(options) - {f.name for f in fields(FitOptions)})
+        if unknown:
+            known = ", ".join(f.name for f in fields(FitOptions))
+            raise RankError(f"from_dense has no option {', '.join(unknown)}; expected {known}")
+        return fit_dense(self, W, gates, shared, inputs, FitOptions(**options))
+
+    def error(
+        self,
+        W: Tensor,
+        factors: Mapping[str, Tensor],
+        *,
+        gates: int = 1,
+        shared: Shared = False,
+        inputs: Tensor | None = None,
+    ) -> float:
+        """|W - W'| / |W|, or with inputs |X (W - W')| / |X W|."""
+        return relative_error(self, W, factors, gates, shared, inputs)
 
     def init(
         self,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
-from kronecell.fit.svd import truncated_svd
+from kronecell.fit.svd import left_basis, truncated_svd
 from kronecell.formats.base import Format, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree
@@ -47,6 +47,11 @@ class KT(Format):
         U, S, Vh = truncated_svd(W, self.K, options.seed)
         root = S.sqrt()
         return {"A": (U * root).mT.reshape(self.K, *self.m), "B": (root[:, None] * Vh).reshape(self.K, *self.n)}
+
+    def _decompose_seen(self, W: Tensor, L: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """Reduced-rank regression: L W Q Q^T with Q the leading right singular vectors of L W is the best rank r."""
+        Q = left_basis((L @ W).mT, self.K, options.seed)
+        return {"A": (W @ Q).mT.reshape(self.K, *self.m), "B": Q.mT.reshape(self.K, *self.n)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kronecell.fit.options import FitOptions
-from kronecell.fit.svd import truncated_svd
+from kronecell.fit.svd import left_basis, truncated_svd
 from kronecell.formats.base import Format, largest_bond, mode_legs
 from kronecell.network import INPUT, Factor, Network
 from kronecell.order import Tree
@@ -48,6 +48,11 @@ class LowRank(Format):
         U, S, Vh = truncated_svd(W, self.r, options.seed)
         root = S.sqrt()
         return {"U": (U * root).reshape(*self.m, self.r), "V": (root[:, None] * Vh).reshape(self.r, *self.n)}
+
+    def _decompose_seen(self, W: Tensor, L: Tensor, options: FitOptions) -> dict[str, Tensor]:
+        """Reduced-rank regression: L W Q Q^T with Q the leading right singular vectors of L W is the best rank r."""
+        Q = left_basis((L @ W).mT, self.r, options.seed)
+        return {"U": (W @ Q).reshape(*self.m, self.r), "V": Q.mT.reshape(self.r, *self.n)}
 
     @property
     def unshared(self) -> tuple[str, ...]:

@@ -53,15 +53,20 @@ class TR(Format):
         assert isinstance(self.r, tuple)
         modes, r = (*self.m, *self.n), (*self.r, self.r[0])
         first = W.reshape(modes[0], -1)
-        Q = left_basis(first, r[0] * r[1], options.seed)
-        factors = {"G1": Q.reshape(modes[0], r[0], r[1]).movedim(1, 0)}
-        rest = (Q.mT @ first).reshape(r[0], -1).mT  # (r1 m2 ... , r0)
+        used = -(-min(modes[0], r[0] * r[1]) // r[1])  # values of r_0 that the first mode can fill; the others stay 0
+        Q = left_basis(first, used * r[1], options.seed)
+        start = W.new_zeros(r[0], modes[0], r[1])
+        start[:used] = Q.reshape(modes[0], used, r[1]).movedim(1, 0)
+        factors = {"G1": start}
+        rest = (Q.mT @ first).reshape(used, -1).mT  # (r1 m2 ... , r0)
         for i in range(2, len(modes)):
             unfolding = rest.reshape(r[i - 1] * modes[i - 1], -1)
             Q = left_basis(unfolding, r[i], options.seed)
             factors[f"G{i}"] = Q.reshape(r[i - 1], modes[i - 1], r[i])
             rest = Q.mT @ unfolding
-        return {**factors, f"G{len(modes)}": rest.reshape(r[-2], modes[-1], r[0])}
+        last = W.new_zeros(r[-2], modes[-1], r[0])
+        last[..., :used] = rest.reshape(r[-2], modes[-1], used)
+        return {**factors, f"G{len(modes)}": last}
 
     @property
     def unshared(self) -> tuple[str, ...]:
