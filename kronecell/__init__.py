@@ -1,6 +1,8 @@
 """Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks."""
 
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
+from kronecell.export import export_onnx
+from kronecell.files import load, save
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
 from kronecell.linear import TensorLinear
 from kronecell.modes import factorize
@@ -34,6 +36,9 @@ __all__ = [
     "ShapeError",
     "TensorLinear",
     "Tucker",
+    "export_onnx",
     "factorize",
+    "load",
     "parse",
+    "save",
 ]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from kronecell.errors import ShapeError
 from kronecell.formats import Format, Shared, parse
-from kronecell.order import Tree
+from kronecell.network import Network
+from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
 from kronecell.split import Split, thin_split
 from kronecell.tune import auto_plan
@@ -60,6 +61,10 @@ class TensorLinear(nn.Module):
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+        self._traced_plan = self.plan(TRACED_ROWS)
+        with torch.device("meta"):  # a run without data: a tracer must find the steps ready, not search for them
+            like = {name: torch.empty(shape) for name, shape in self._traced_plan.network.shapes.items()}
+            self._traced_plan.execute(torch.empty(1, self.format.M), like)
         self.reset_parameters()
 
     @property
@@ -103,7 +108,7 @@ class TensorLinear(nn.Module):
 
     def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
         """The map x -> x W for about `rows` rows, with the work that needs no x already done."""
-        plan = self._traced_plan() if torch.compiler.is_compiling() else self.plan(rows)
+        plan = self._traced_plan if torch.compiler.is_compiling() else self.plan(rows)
         factors = self.factors()
         dtype = autocast_dtype(factors[self._names[0]])
         if dtype is None:
@@ -119,12 +124,6 @@ class TensorLinear(nn.Module):
             return None
         split = thin_split(self.format.network(self.gates, self.shared), bucket(rows))
         return split if split is not None and split.width < self.out_features else None
-
-    @torch.compiler.assume_constant_result
-    def _traced_plan(self) -> Plan:
-        plan = self.plan(TRACED_ROWS)
-        _ = plan.program  # searched for now: a tracer must not look inside
-        return plan
 
     def project(self, x: Tensor) -> Tensor:
         """x W, without the bias."""
@@ -144,7 +143,7 @@ class TensorLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """The weight in torch's layout, (gates * N, M); differentiable."""
-        W = self.format.to_dense(self.factors(), gates=self.gates, shared=self.shared)
+        W = _dense_plan(self.format.network(self.gates, self.shared)).contract(self.factors())
         return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
 
     @torch.no_grad()
@@ -248,6 +247,12 @@ def bucket(rows: int) -> int:
 @lru_cache(maxsize=1024)
 def _named_plan(format: Format, order: str | Tree, rows: int, gates: int, shared: bool | tuple[str, ...]) -> Plan:
     return format.plan(order, rows, gates=gates, shared=shared)
+
+
+@lru_cache(maxsize=256)
+def _dense_plan(network: Network) -> Plan:
+    dense = network.as_dense()
+    return Plan(dense, optimal(dense), order="dense")
 
 
 def autocast_dtype(like: Tensor) -> torch.dtype | None:

@@ -1,8 +1,9 @@
-"""The recurrence after the projection: the two cells as their equations, and four ways to run them over time.
+"""The recurrence after the projection: the two cells as their equations, and the ways to run them over time.
 
 native  torch's own kernel (cuDNN on a GPU): the projected input meets a small `weight_ih` inside it
 loop    a Python loop over projected gates, which can also keep the hidden weights factored
 scan    the same cell in torch's scan operator: one node for every length, what an exported graph needs
+onnx    the LSTM or GRU operator of ONNX: only in a graph that is being exported to ONNX
 A reversed direction is the forward one on reversed time, so packed sequences need no code of their own.
 """
 
@@ -84,6 +85,36 @@ def run_scan(step: Step, gates: Tensor, state: State) -> tuple[Tensor, State]:
 
     last, outputs = scan(combine, state, gates, dim=0)
     return outputs, last
+
+
+ONNX_GATES = {4: (0, 3, 1, 2), 3: (1, 0, 2)}  # torch's i f g o as ONNX's i o f c, torch's r z n as ONNX's z r h
+
+
+def run_onnx(
+    gates: int, source: Tensor, state: State, weights: Sequence[Tensor], reverse: bool
+) -> tuple[Tensor, State]:
+    """One LSTM or GRU node. torch's own translation of its kernel fixes the length of the example into the graph."""
+    size = weights[1].shape[1]
+
+    def reordered(weight: Tensor) -> Tensor:
+        height = weight.shape[0] // gates
+        return torch.cat([weight[i * height : (i + 1) * height] for i in ONNX_GATES[gates]])
+
+    W, R, *biases = (reordered(weight) for weight in weights)
+    B = torch.cat(biases).unsqueeze(0) if biases else None
+    attributes: dict[str, Any] = {"hidden_size": size, "direction": "reverse" if reverse else "forward"}
+    if gates == 3:
+        attributes["linear_before_reset"] = 1  # the reset gate acts after the product, as in torch
+    time, batch = source.shape[0], source.shape[1]
+    results = torch.onnx.ops.symbolic_multi_out(
+        "LSTM" if gates == 4 else "GRU",
+        (source, W.unsqueeze(0), R.unsqueeze(0), B, None, *(part.unsqueeze(0) for part in state)),
+        attributes,
+        dtypes=[source.dtype] * (1 + len(state)),
+        shapes=[(time, 1, batch, size), *[(1, batch, size)] * len(state)],
+    )
+    output, *last = results
+    return output.squeeze(1), tuple(part.squeeze(0) for part in last)
 
 
 def reversal(batch_sizes: Tensor, device: torch.device) -> Tensor:

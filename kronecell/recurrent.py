@@ -21,7 +21,7 @@ from kronecell.formats import Shared
 from kronecell.layer_formats import FormatSpecs, layer_formats
 from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
 from kronecell.order import Tree
-from kronecell.recurrence import State, run_loop, run_native, run_scan
+from kronecell.recurrence import State, run_loop, run_native, run_onnx, run_scan
 from kronecell.sequences import Sequence, open_sequence
 
 Self = TypeVar("Self", bound="Recurrent")
@@ -29,8 +29,8 @@ Weight = nn.Parameter | TensorLinear
 
 # Measured on two CPU cores (docs/recurrent.md): an identity weight_ih costs rows * (gates H)^2 multiply-adds, a loop a
 # fixed time per step. A factored U saves 1 - 1/ratio of the loop's work, densifying it is paid once per forward.
-IDENTITY_LIMIT = 128  # hidden size up to which projected gates go through the native kernel with weight_ih = 1
-DENSIFY_LIMIT = 512  # hidden size up to which a factored U is made dense once per forward
+IDENTITY_LIMIT = 64  # hidden size up to which projected gates go through the native kernel with weight_ih = 1
+DENSIFY_LIMIT = 384  # hidden size up to which a factored U is made dense once per forward
 
 
 class Recurrent(nn.Module):
@@ -122,9 +122,12 @@ class Recurrent(nn.Module):
             return self.recurrence
         if self.hidden_formats[layer] is not None and self.hidden_size > DENSIFY_LIMIT:
             return "loop"
-        weight = getattr(self, f"weight_ih_l{layer}")
-        thin = isinstance(weight, nn.Parameter) or weight.split(1) is not None
-        return "native" if thin or self.hidden_size <= IDENTITY_LIMIT else "loop"
+        return "native" if self._thin(layer) or self.hidden_size <= IDENTITY_LIMIT else "loop"
+
+    def _thin(self, layer: int) -> bool:
+        """Whether a native kernel can hold the end of the product x W as its weight_ih."""
+        weight: Weight = getattr(self, f"weight_ih_l{layer}")
+        return not isinstance(weight, TensorLinear) or weight.split(1) is not None
 
     def _ends(self) -> list[str]:
         """The endings of parameter names, in torch's order: _l0, _l0_reverse, _l1, ..."""
@@ -173,31 +176,37 @@ class Recurrent(nn.Module):
     def _run(self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State) -> tuple[Tensor, State]:
         """One layer, one direction. x is projected where it lies and only then made time-major: x may be huge."""
         end = _suffix(layer, direction)
-        way = self._way(layer, x)
+        way = self._way(layer, x, sequence.steps)
         x = self._padded(layer, x)
-        native_input = self._native_input(end, x) if way == "native" else None
+        native_input = self._native_input(end, x) if way in ("native", "onnx") else None
         source = self._gates(end, x) if native_input is None else native_input[0]
         source = sequence.time_major(source) if layer == 0 else source
-        source = sequence.turned(source) if direction else source
+        turn = direction == 1 and way != "onnx"  # ONNX's operator runs backwards by itself
+        source = sequence.turned(source) if turn else source
         batch_sizes = sequence.batch_sizes
         if native_input is not None:
             weights = [native_input[1], self._dense_hidden(end)]
             weights += [getattr(self, name + end) for name in ("bias_ih", "bias_hh") if self.bias]
             weights += [getattr(self, "weight_hr" + end)] if self.proj_size else []
-            output, last = run_native(self.GATES, source, batch_sizes, state, weights, self.training)
+            if way == "onnx":
+                output, last = run_onnx(self.GATES, source, state, weights, direction == 1)
+            else:
+                output, last = run_native(self.GATES, source, batch_sizes, state, weights, self.training)
         else:
             step = partial(type(self).STEP, hidden=self._hidden_map(end, layer, state[0]), project=self._project(end))
             if way == "scan":
                 output, last = run_scan(step, source, state)
             else:
                 output, last = run_loop(step, source, batch_sizes, state)
-        return sequence.turned(output) if direction else output, last
+        return sequence.turned(output) if turn else output, last
 
-    def _way(self, layer: int, x: Tensor) -> str:
+    def _way(self, layer: int, x: Tensor, steps: int | torch.SymInt) -> str:
         """How this call runs: as chosen at construction, unless a tracer or a dtype needs something else."""
         if torch.compiler.is_exporting():
-            native = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX has an LSTM node, without projection
-            return self.recurrences[layer] if native and self.recurrences[layer] == "native" else "scan"
+            has_node = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX's LSTM has no projection
+            if has_node and self._thin(layer):
+                return "onnx"
+            return "loop" if isinstance(steps, int) and steps == 1 else "scan"
         if torch.compiler.is_compiling():
             return "loop"  # the native kernel has no graph that the compiler could differentiate
         if x.device.type == "cpu" and compute_dtype(x) not in (torch.float32, torch.float64):
@@ -239,10 +248,11 @@ class Recurrent(nn.Module):
         """h -> h U + b_hh; what can be done once for all steps is done here."""
         weight: Weight = getattr(self, "weight_hh" + end)
         bias = getattr(self, "bias_hh" + end) if self.bias else None
-        if not isinstance(weight, TensorLinear) or self.densifies(layer):
+        traced = torch.compiler.is_compiling()
+        if not isinstance(weight, TensorLinear) or (self.densifies(layer) and not traced):
             dense = self._dense_hidden(end)
             return lambda h: F.linear(h, dense, bias)
-        product = weight.prepared(TRACED_ROWS if torch.compiler.is_compiling() else h.shape[0])
+        product = weight.prepared(TRACED_ROWS if traced else h.shape[0])
         if bias is None:
             return product
         return lambda h: (y := product(h)) + bias.to(y.dtype)

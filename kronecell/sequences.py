@@ -26,6 +26,11 @@ class Sequence:
     sorted_indices: Tensor | None = None
     unsorted_indices: Tensor | None = None
 
+    @property
+    def steps(self) -> int | torch.SymInt:
+        """Time steps (of the longest sequence); symbolic while a graph with a dynamic time axis is traced."""
+        return self.data.shape[1 if self.batch_first else 0] if self.batch_sizes is None else len(self.batch_sizes)
+
     def time_major(self, x: Tensor) -> Tensor:
         """Something in the layout of `data` in the layout of the recurrence."""
         return x.transpose(0, 1) if self.batch_first else x

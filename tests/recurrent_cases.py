@@ -121,7 +121,7 @@ def run(module: nn.Module, x: Any, state: Any, leaves: list[Tensor], weights: li
         weights.extend(torch.randn(r.shape, generator=generator, dtype=r.dtype) for r in results)
     loss = sum((w * r).sum() for w, r in zip(weights, results, strict=True))
     # Both modules read the same packed tensor, whose graph has to survive the first gradient.
-    return results + [*torch.autograd.grad(loss, [*leaves, *module.parameters()], retain_graph=True)]
+    return [*results, *torch.autograd.grad(loss, [*leaves, *module.parameters()], retain_graph=True)]
 
 
 def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
