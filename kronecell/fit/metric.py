@@ -20,7 +20,7 @@ from kronecell.network import GATE, Factor, Network
 
 ROOT_WIDTH = 2048  # widest input for which the root of the Gram matrix is made
 RIDGE = 1e-4  # of the mean eigenvalue
-ROW = "row"
+ROW = "calibration"  # the leg that counts calibration rows ("row" is the one of x in a plan)
 
 
 def check_inputs(inputs: Tensor, width: int) -> Tensor:
