@@ -18,7 +18,7 @@ import numpy as np
 
 from kronecell.data.atomic import write_atomic
 from kronecell.data.clips import stored_frames
-from kronecell.data.video import Limits, decode, printable
+from kronecell.data.video import Limits, decode, printable, regular_file
 from kronecell.errors import DataError
 
 MAGIC = b"KCCLIP1\n"
@@ -77,8 +77,10 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) -> tuple[str, Header]:
     """Decode a video into ``folder``, or find that this was done before. Returns the file's name and its header."""
     try:
+        size = regular_file(source).st_size
         sha256 = hash_file(source)
-        size = os.path.getsize(source)
+    except DataError as error:
+        raise DataError(f"{printable(source)}: {error}") from None
     except OSError as error:
         raise DataError(f"{printable(source)}: cannot be read: {error.strerror or error}") from None
     path = folder / clip_file_name(sha256, settings)

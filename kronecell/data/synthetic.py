@@ -1,6 +1,6 @@
 """A data set for those who have none: real video files of moving shapes, eleven motions, in UCF11's own layout.
 
-The class is in the motion alone. Position, size and brightness each come from one distribution that is the same for all
+The class is in the motion alone. Position, size and light each come from one distribution that is the same for all
 classes and all frames; a motion moves one of them in a saw-tooth, which has the same uniform distribution as standing
 still. So no single frame says more than chance, while six frames in order do. A clip repeats its motion with a
 new shape at a new place for every tenth of the clip: many different examples at the cost of few files.
@@ -38,7 +38,7 @@ MOTIONS = (
 )
 CONTAINERS = {"avi": ("avi", "mpeg4"), "mpg": ("mpeg", "mpeg1video")}  # extension: container, codec
 COLOURS = np.array([[255, 220, 60], [90, 230, 255], [255, 140, 230]], dtype=np.float32)
-BACKGROUNDS = np.array([[30, 30, 60], [20, 50, 30], [50, 30, 30]], dtype=np.float32)
+BACKGROUNDS = np.array([[45, 45, 90], [30, 75, 45], [75, 45, 45]], dtype=np.float32)
 RECORD = "synthetic.json"
 RATE = 25  # MPEG-1 knows only a few frame rates; this is one
 PERIOD = 7 / 6  # of a motion, in repetitions: most windows then see the saw-tooth fall back at most once
@@ -135,21 +135,21 @@ def _pictures(
     for start in range(0, frames, length):
         shape = int(generator.integers(3))
         states = _states(motion, min(length, frames - start), length, generator)
-        for x, y, area, brightness in states:
+        for x, y, area, light in states:
             right = np.abs(across - width * (0.5 + 0.75 * (x - 0.5)))
             below = np.abs(down - height * (0.5 + 0.67 * (y - 0.5)))
             distance = (np.hypot(right, below), np.maximum(right, below) * 1.13, (right + below) * 0.8)[shape]
-            reach = unit * np.sqrt(12**2 + (56**2 - 12**2) * area)  # uniform in area, not in radius
+            reach = unit * np.sqrt(12**2 + (72**2 - 12**2) * area)  # uniform in area, not in radius
             mask = np.clip((reach - distance) / 4 + 0.5, 0, 1)[..., None]
-            picture = background + mask * (colour * (0.3 + 0.7 * brightness) - background)
+            picture = (background + mask * (colour - background)) * (0.5 + 0.5 * light)
             shift = int(generator.integers(width))
             picture += noise[:, shift : shift + width]
             yield np.clip(picture, 0, 255).astype(np.uint8)
 
 
 def _states(motion: str, count: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """(count, 4): x, y, area and brightness of each frame of one repetition, all in [0, 1] and uniform over it."""
-    x, y, area, brightness = (np.full(count, value) for value in generator.random(4).astype(np.float32))
+    """(count, 4): x, y, area and light of each frame of one repetition, all in [0, 1] and uniform over it."""
+    x, y, area, light = (np.full(count, value) for value in generator.random(4).astype(np.float32))
     time = np.arange(count)
     phase = generator.uniform(0.8, 1.25) * time / (PERIOD * length)  # in periods of the motion
     if motion == "left":
@@ -171,9 +171,12 @@ def _states(motion: str, count: int, length: int, generator: np.random.Generator
     elif motion == "bounce":
         y = np.abs((2 * y + 4 * phase + 1) % 2 - 1)
     elif motion == "blink":
-        dark = (6 * time // length + int(2 * brightness[0])) % 2
-        brightness = np.where(dark, 0.5 * brightness, 0.5 + 0.5 * brightness)
-    return np.stack([x, y, area, brightness], axis=1).astype(np.float32)
+        dark = (6 * time // length + int(2 * light[0])) % 2
+        light = np.where(dark, 0.5 * light, 0.5 + 0.5 * light)
+    states = np.stack([x, y, area, light], axis=1)
+    # A shaking hand, for all classes: a place that stands exactly still would be a mark to learn by heart.
+    states += generator.uniform(-1, 1, states.shape) * (0.12, 0.12, 0.05, 0.05)
+    return (1 - np.abs(states % 2 - 1)).astype(np.float32)  # reflected at 0 and 1, which keeps it uniform
 
 
 def _encode(pictures: Iterator[np.ndarray], width: int, height: int, container: str) -> bytes:

@@ -91,7 +91,7 @@ def decode(
         raise DataError(f"{name}: cannot resize to {width} x {height}; give a width and a height of at least 1")
     deadline = time.monotonic() + limits.time
     try:
-        before = _refuse_what_is_no_file(path)
+        before = regular_file(path)
         video = _decode_chosen(os.path.abspath(path), width, height, choose, limits, threads, deadline)
         after = os.stat(path)
     except DataError as error:
@@ -105,8 +105,8 @@ def decode(
     return video
 
 
-def _refuse_what_is_no_file(path: str | os.PathLike[str]) -> os.stat_result:
-    """Opening a FIFO or a device would block for ever, so look before opening."""
+def regular_file(path: str | os.PathLike[str]) -> os.stat_result:
+    """The status of a readable file with something in it. Opening a pipe would block for ever, so look first."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
