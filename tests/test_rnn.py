@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import kronecell as kc
 from kronecell.layer_formats import recipe_modes
+from kronecell.paper import paper_format
 from tests.recurrent_cases import RECIPES, flat, largest_difference
 
 KCP_UCF11 = "kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2"
@@ -144,21 +145,38 @@ def test_a_padded_input_is_fitted_too() -> None:
     assert largest_difference(flat(ours(x)), flat(trained(x))) < 1e-10
 
 
-@pytest.mark.parametrize(
-    "shape", [((8, 20, 20, 18), (4, 4, 4, 4)), ((8, 20, 20, 18), (6, 6, 8, 8))], ids=["256", "2304"]
-)
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_gate_preactivations_start_at_the_scale_of_torch(recipe: str, shape: tuple[tuple[int, ...], ...]) -> None:
+PAPER_LABELS = ("TT", "TR", "BT", "HT", "KCP(4,4,2)")
+OTHER_FORMATS = ("lowrank:{modes},r=8", "cp:{modes},r=8", "tucker:{modes},r=4", "kt:{modes},K=4",
+                 "kcp:{modes},K=4,CA=4,CB=2,tie=all")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def white() -> torch.Tensor:
+    return torch.randn(96, 57600, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("label", [*PAPER_LABELS, *OTHER_FORMATS])
+@pytest.mark.parametrize("dataset", ["UCF11", "YCF", "UCF50"])
+def test_gate_preactivations_start_at_the_scale_of_torch(dataset: str, label: str, white: torch.Tensor) -> None:
     """nn.LSTM(M, H) draws W and b uniform in +-1/sqrt(H): x W + b has variance (M + 2) / (3 H) for white x."""
     torch.manual_seed(0)
-    m, n = shape
-    fmt = kc.parse(recipe.replace(":", f":m={'x'.join(map(str, m))},n={'x'.join(map(str, n))},"))
+    modes = paper_format(dataset, "TT")
+    named = "m={},n={}".format(*("x".join(map(str, side)) for side in (modes.m, modes.n)))
+    fmt = paper_format(dataset, label) if label in PAPER_LABELS else kc.parse(label.format(modes=named))
     for shared in (False, True):
-        rnn = kc.LSTM(fmt.M, fmt.N, input_format=fmt, shared=shared, device="meta")
-        rnn.weight_ih_l0.to_empty(device="cpu").reset_parameters((3 * fmt.N) ** -0.5)
+        rnn = kc.LSTM(fmt.M, fmt.N, input_format=fmt, shared=shared, hidden_format="lowrank:r=1")
         with torch.no_grad():
-            total = sum(rnn.weight_ih_l0(torch.randn(64, fmt.M)).square().mean().item() for _ in range(6)) / 6
-        assert (total + 2 / (3 * fmt.N)) ** 0.5 == pytest.approx(((fmt.M + 2) / (3 * fmt.N)) ** 0.5, rel=0.1)
+            gates = rnn.weight_ih_l0(white) + rnn.bias_ih_l0 + rnn.bias_hh_l0
+        assert gates.square().mean().sqrt().item() == pytest.approx(((fmt.M + 2) / (3 * fmt.N)) ** 0.5, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_scale_of_torch_is_what_the_formula_says(white: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    theirs = nn.LSTM(57600, 256)
+    with torch.no_grad():
+        gates = white @ theirs.weight_ih_l0.t() + theirs.bias_ih_l0 + theirs.bias_hh_l0
+    assert gates.square().mean().sqrt().item() == pytest.approx((57602 / 768) ** 0.5, rel=0.02)
 
 
 ERRORS = [
