@@ -121,6 +121,7 @@ class Store:
             ) from None
         self.manifest_hash: str = manifest_hash(manifest)
         self._headers: dict[int, tuple[Header, int, np.ndarray]] = {}
+        self._folder = str(root / "clips")
         self._maps: OrderedDict[int, np.memmap] = OrderedDict()
 
     def __len__(self) -> int:
@@ -173,9 +174,14 @@ class Store:
         except OSError as error:
             raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
         try:
-            for row, position in enumerate(positions):
-                if os.preadv(descriptor, [out[row]], offset + int(position) * size) != size:
+            row = 0
+            while row < len(positions):
+                first, end = int(positions[row]), row + 1
+                while end < len(positions) and positions[end] == first + end - row:
+                    end += 1  # frames in a row are one read
+                if os.preadv(descriptor, [out[row:end].data], offset + first * size) != (end - row) * size:
                     raise DataError(f"{printable(path)}: ends early; run kronecell data prepare again")
+                row = end
         except OSError as error:
             raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
         finally:
@@ -192,8 +198,8 @@ class Store:
                 failed.append(BadFile(clip.name, str(error)))
         return failed
 
-    def _path(self, i: int) -> Path:
-        return self.root / "clips" / self.files[i]
+    def _path(self, i: int) -> str:
+        return f"{self._folder}/{self.files[i]}"  # joining Path objects would take a sixth of the time of a batch
 
     def _header(self, i: int) -> tuple[Header, int, np.ndarray]:
         if i not in self._headers:

@@ -119,7 +119,7 @@ def _write(file: BinaryIO, header: Header, frames: np.ndarray) -> None:
     file.write(frames.data)
 
 
-def read_header(path: Path) -> tuple[Header, int]:
+def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
     """The header of a clip file and the offset of its frames; the file's length is checked, its frames are not."""
     try:
         with open(path, "rb") as file:
@@ -143,7 +143,7 @@ def read_header(path: Path) -> tuple[Header, int]:
     return header, offset
 
 
-def check_data(path: Path, header: Header, offset: int) -> None:
+def check_data(path: str | os.PathLike[str], header: Header, offset: int) -> None:
     """Raise a DataError unless the frames on the disk are those that were written."""
     checksum = 0
     try:

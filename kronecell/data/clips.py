@@ -20,11 +20,16 @@ def training_frames(num_frames: int, generator: np.random.Generator, count: int 
 
     A window holds at least ``count`` frames where the video has them; a video shorter than ``count`` repeats frames.
     """
+    return frames_at(num_frames, generator.random(count + 1), segments)
+
+
+def frames_at(num_frames: int, chance: np.ndarray, segments: int = 10) -> np.ndarray:
+    """The training frames that random numbers in [0, 1) choose: ``chance[0]`` the window, the rest one frame each."""
+    count = len(chance) - 1
     length = _window(num_frames, segments, count)
     # A whole number, so that a window of exactly ``count`` frames is ``count`` frames in a row, not a blur of them.
-    start = int(generator.integers(int(num_frames - length) + 1))
-    places = start + (np.arange(count) + generator.random(count)) * (length / count)
-    return _whole(places, num_frames)
+    start = int(chance[0] * (int(num_frames - length) + 1))
+    return _whole(start + (np.arange(count) + chance[1:]) * (length / count), num_frames)
 
 
 def validation_frames(num_frames: int, segments: int = 10, count: int = 6) -> np.ndarray:
@@ -66,4 +71,4 @@ def _window(num_frames: int, segments: int, count: int) -> float:
 
 
 def _whole(places: np.ndarray, num_frames: int) -> np.ndarray:
-    return np.clip(np.floor(places + 1e-9).astype(np.int64), 0, num_frames - 1)
+    return np.minimum((places + 1e-9).astype(np.int64), num_frames - 1)

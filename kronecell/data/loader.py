@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kronecell.data.cache import Store
-from kronecell.data.clips import nearest, training_frames, validation_frames
+from kronecell.data.clips import frames_at, nearest, validation_frames
 from kronecell.errors import DataError
 
 SEGMENTS = 10
@@ -88,6 +88,7 @@ class Loader:
         self.epoch, self.step = 0, 0
         self.replaced: dict[str, str] = {}  # clip name -> why it was replaced
         self._bad: set[int] = set()
+        self._chance = np.empty((0, frames + 2))
         self._pin = torch.cuda.is_available()
 
     def __len__(self) -> int:
@@ -121,10 +122,12 @@ class Loader:
         self.step = 0
 
     def _order(self) -> np.ndarray:
-        """Positions into ``indices`` for the whole epoch, filled up to whole batches."""
-        size = len(self.indices)
-        order = self._generator(0).permutation(size) if self.train else np.arange(size)
-        return np.resize(order, len(self) * self.batch_size)  # repeats from the start
+        """Positions into ``indices`` for the whole epoch, filled up to whole batches; draws each position's chances."""
+        size, filled = len(self.indices), len(self) * self.batch_size
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, self.epoch])))
+        order = generator.permutation(size) if self.train else np.arange(size)
+        self._chance = generator.random((filled, self.frames + 2))  # flip, window, one jitter per frame
+        return np.resize(order, filled)  # repeats from the start
 
     def _read_ahead(self, order: np.ndarray, steps: range) -> Iterator[tuple[int, Batch]]:
         if self.workers == 0:
@@ -191,14 +194,13 @@ class Loader:
         if not self.train:
             wanted = validation_frames(total, self.segments, self.frames)
             rows = out.reshape(self.segments * self.frames, -1)
-            self.store.read(i, nearest(stored, wanted.ravel()), rows)
+            self.store.read(i, self._positions(stored, total, wanted.ravel()), rows)
             return
-        generator = self._generator(1 + position)
-        self.store.read(i, nearest(stored, training_frames(total, generator, self.frames, self.segments)), out)
-        if self.flip and generator.random() < 0.5:
+        chance = self._chance[position]
+        self.store.read(i, self._positions(stored, total, frames_at(total, chance[1:], self.segments)), out)
+        if self.flip and chance[0] < 0.5:
             picture = out.reshape(self.frames, self.store.height, self.store.width, 3)
             picture[:] = picture[:, :, ::-1].copy()
 
-    def _generator(self, stream: int) -> np.random.Generator:
-        """Counter-based, so that any sample's numbers can be had without drawing those before it."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, self.epoch, stream])))
+    def _positions(self, stored: np.ndarray, total: int, wanted: np.ndarray) -> np.ndarray:
+        return wanted if len(stored) == total else nearest(stored, wanted)

@@ -113,19 +113,8 @@ def _faulty(folder: Path, kind: str, good: Path) -> Path:
 
 
 FAULTS = [
-    "empty",
-    "text",
-    "playlist",
-    "live_playlist",
-    "audio_only",
-    "truncated_before_index",
-    "header_only",
-    "noise",
-    "link_to_itself",
-    "dangling_link",
-    "folder",
-    "pipe",
-    "missing",
+    *("empty", "text", "playlist", "live_playlist", "audio_only", "truncated_before_index", "header_only", "noise"),
+    *("link_to_itself", "dangling_link", "folder", "pipe", "missing"),
 ]
 
 
