@@ -9,6 +9,7 @@ from kronecell.modes import factorize
 from kronecell.network import Factor, Network
 from kronecell.plan import Plan
 from kronecell.rnn import GRU, LSTM
+from kronecell.tune import tune
 
 __version__ = "0.1.0"
 
@@ -41,4 +42,5 @@ __all__ = [
     "load",
     "parse",
     "save",
+    "tune",
 ]

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronecell.candidates import Runner, candidates, predict, splits
 from kronecell.errors import ShapeError
 from kronecell.formats import Format, Shared, parse
+from kronecell.kept import Kept
 from kronecell.network import Network
 from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
-from kronecell.split import Split, thin_split
-from kronecell.tune import auto_plan
+from kronecell.split import OUT, Split
+from kronecell.tune import Product, bucket, choose, explain
 
 TRACED_ROWS = 64  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
@@ -57,14 +59,12 @@ class TensorLinear(nn.Module):
         for name, shape in network.shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self._names = (*network.shapes,)
+        self._kept = Kept()
         if bias:
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        self._traced_plan = self.plan(TRACED_ROWS)
-        with torch.device("meta"):  # a run without data: a tracer must find the steps ready, not search for them
-            like = {name: torch.empty(shape) for name, shape in self._traced_plan.network.shapes.items()}
-            self._traced_plan.execute(torch.empty(1, self.format.M), like)
+        self._traced_plan, self._traced_split = _traced(self.format, self.order, gates, self.shared)
         self.reset_parameters()
 
     @property
@@ -99,31 +99,42 @@ class TensorLinear(nn.Module):
 
     # The product -------------------------------------------------------------------------------------------------
 
-    def plan(self, rows: int) -> Plan:
-        """The plan for a number of rows: the only place where the order of a product is chosen."""
-        rows = bucket(rows)
+    def product(self, rows: int, columns: bool = False) -> Product:
+        """What a plan is chosen for: this layer's matrix and about this many rows, here and now."""
+        like = getattr(self, self._names[0])
+        grad = torch.is_grad_enabled() and like.requires_grad
+        return Product(self.format, bucket(rows), self.gates, self.shared, grad, self._dtype, like.device.type, columns)
+
+    def plan(self, rows: int) -> Runner:
+        """How x W is run for a number of rows: the only place where that is chosen."""
         if self.order == "auto":
-            return auto_plan(self.format, rows, gates=self.gates, shared=self.shared)
-        return _named_plan(self.format, self.order, rows, self.gates, self.shared)
+            return choose(self.product(rows))
+        return _named_plan(self.format, self.order, bucket(rows), self.gates, self.shared)
 
     def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
         """The map x -> x W for about `rows` rows, with the work that needs no x already done."""
-        plan = self._traced_plan if torch.compiler.is_compiling() else self.plan(rows)
-        factors = self.factors()
-        dtype = autocast_dtype(factors[self._names[0]])
+        runner: Runner = self._traced_plan if torch.compiler.is_compiling() else self.plan(rows)
+        like = getattr(self, self._names[0])
+        dtype = autocast_dtype(like)
         if dtype is None:
-            tensors = plan.prepare(factors)
-            return lambda x: plan.apply(x, tensors)
-        with autocast_off(factors[self._names[0]]):  # products of weights keep their precision, products with x do not
-            tensors = {name: tensor.to(dtype) for name, tensor in plan.prepare(factors).items()}
-        return lambda x: plan.apply(x.to(dtype), tensors)
+            tensors = self._kept.prepare(runner, self.factors(), self.training)
+            return lambda x: runner.apply(x, tensors)
+        with autocast_off(like):  # products of weights keep their precision, products with x do not
+            tensors = {name: tensor.to(dtype) for name, tensor in runner.prepare(self.factors()).items()}
+        return lambda x: runner.apply(x.to(dtype), tensors)
 
     def split(self, rows: int) -> Split | None:
         """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""
-        if self.order != "auto":
-            return None
-        split = thin_split(self.format.network(self.gates, self.shared), bucket(rows))
-        return split if split is not None and split.width < self.out_features else None
+        if self._traced_split is None or torch.compiler.is_compiling():
+            return self._traced_split
+        runner = choose(self.product(rows, columns=True))
+        assert isinstance(runner, Split)
+        return runner
+
+    def columns(self, x: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """x In and Out of a split."""
+        tensors = self._kept.prepare(split, self.factors(), self.training)
+        return split.inner.apply(x, tensors), tensors[OUT]
 
     def project(self, x: Tensor) -> Tensor:
         """x W, without the bias."""
@@ -208,8 +219,10 @@ class TensorLinear(nn.Module):
     # Text --------------------------------------------------------------------------------------------------------
 
     def explain(self, rows: int = TRACED_ROWS) -> str:
-        """The table of the plan that is used for this number of rows."""
-        return str(self.plan(rows))
+        """The candidates for this number of rows, which is chosen and why, and its steps."""
+        if self.order != "auto":
+            return str(self.plan(rows))
+        return explain(self.product(rows))
 
     def extra_repr(self) -> str:
         stored = self.format.network(self.gates, self.shared).num_params
@@ -239,11 +252,6 @@ def settled(shared: Shared) -> bool | tuple[str, ...]:
     return (shared,) if isinstance(shared, str) else tuple(shared)
 
 
-def bucket(rows: int) -> int:
-    """The next power of two: plans are searched for once per bucket, not once per number of rows."""
-    return 1 << max(0, rows - 1).bit_length()
-
-
 @lru_cache(maxsize=1024)
 def _named_plan(format: Format, order: str | Tree, rows: int, gates: int, shared: bool | tuple[str, ...]) -> Plan:
     return format.plan(order, rows, gates=gates, shared=shared)
@@ -253,6 +261,27 @@ def _named_plan(format: Format, order: str | Tree, rows: int, gates: int, shared
 def _dense_plan(network: Network) -> Plan:
     dense = network.as_dense()
     return Plan(dense, optimal(dense), order="dense")
+
+
+@lru_cache(maxsize=1024)
+def _traced(format: Format, order: str | Tree, gates: int, shared: bool | tuple[str, ...]) -> tuple[Plan, Split | None]:
+    """What a traced graph uses, which serves every number of rows: the best plan that does not look at it, and a split.
+
+    Both are run once without data, because a tracer must find their steps ready and not search for them.
+    """
+    split = None
+    if order == "auto":
+        options = candidates(format, TRACED_ROWS, gates, shared).values()
+        plan = min((p for p in options if isinstance(p, Plan)), key=lambda p: predict(p, TRACED_ROWS))
+        split = next(iter(splits(format, TRACED_ROWS, gates, shared).values()), None)
+    else:
+        plan = _named_plan(format, order, TRACED_ROWS, gates, shared)
+    with torch.device("meta"):
+        like = {name: torch.empty(shape) for name, shape in plan.network.shapes.items()}
+        plan.execute(torch.empty(1, format.M), like)
+        if split is not None:
+            split.execute(torch.empty(1, format.M), like)
+    return plan, split
 
 
 def autocast_dtype(like: Tensor) -> torch.dtype | None:

@@ -20,8 +20,10 @@ from kronecell.steps import Step
 ROW = "row"  # the leg of x that counts rows; its size is only known when x arrives
 
 # Relative prices, in elements moved. Only their ratio matters: starting one matrix of a batched product costs about
-# as much as copying a hundred elements. BEAM bounds the search over layouts (not over orders).
+# as much as copying a hundred elements, and so do some thousands of multiply-adds. BEAM bounds the search over layouts.
 MATRIX_PRICE = 100
+MACS_PER_ELEMENT = 32
+THIN = 64
 BEAM = 24
 
 
@@ -41,7 +43,10 @@ class View:
 
 @dataclass(frozen=True)
 class Op:
-    """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b."""
+    """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b.
+
+    `diagonal` is for the wide form: the product was taken for all pairs of a shared leg, and only the equal ones count.
+    """
 
     left: str
     right: str
@@ -51,13 +56,20 @@ class Op:
     legs: tuple[str, ...]
     swapped: bool = False  # a is the view of the right operand
     spread: bool = False
+    diagonal: tuple[tuple[int, ...], int, int] | None = None  # shape of the wide result, the two positions of the leg
+    copied: int = 0  # elements copied to bring x into place, for the plan's number of rows
+    matrices: int = 1  # matrix products started
 
     def run(self, tensors: dict[str, Tensor]) -> None:
         first, second = (self.right, self.left) if self.swapped else (self.left, self.right)
         a, b = self.a(tensors[first]), self.b(tensors[second])
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
-        tensors[self.out] = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
+        result = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
+        if self.diagonal is not None:
+            shape, *pair = self.diagonal
+            result = torch.diagonal(result.reshape(shape), 0, *pair).contiguous()
+        tensors[self.out] = result
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,7 @@ class _Layouts:
     """Leg sizes with the row leg, and the price of bringing a tensor into a grouping."""
 
     sizes: dict[str, int]
+    wide: bool = False
 
     def extent(self, legs: Iterable[str]) -> int:
         """Size of a group; -1 when it holds the row leg, whose size is not known."""
@@ -128,7 +141,9 @@ class _Layouts:
         other = [leg for leg in step.right_legs if leg not in shared]
         found: list[tuple[int, Op]] = []
 
-        def add(price: int, big: list[list[str]], small: list[list[str]], swapped: bool, spread: bool) -> None:
+        def add(
+            price: int, big: list[list[str]], small: list[list[str]], swapped: bool, spread: bool, matrices: int
+        ) -> None:
             if swapped:
                 a, b = self.view(step.right_legs, small), self.view(order, big)
                 legs = (*(big[0] if spread else batch), *other, *big[-1])
@@ -136,28 +151,67 @@ class _Layouts:
                 a, b = self.view(order, big), self.view(step.right_legs, small)
                 legs = (*batch, *free, *other)
             copied = self.copies(order, big)
-            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread)
-            found.append((price + copied, op))
+            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread, None, copied, matrices)
+            found.append((price + matrices * MATRIX_PRICE + copied, op))
 
         front = [batch] if batch else []
-        matrices = self.volume(batch) * MATRIX_PRICE if batch else 0
-        add(matrices, [*front, free, summed], [*front, summed, other], swapped=False, spread=False)
-        add(matrices, [*front, summed, free], [*front, other, summed], swapped=True, spread=False)
-        if not batch and summed:
-            start = order.index(summed[0])
-            before, after = [*order[:start]], [*order[start + len(summed) :]]
-            if [*order[start : start + len(summed)]] == summed and before and after:
-                # One small matrix product per leading index leaves x where it is; its backward makes one gradient of
-                # the small operand per leading index, which is priced too.
-                repeats = self.volume(before)
-                price = repeats * (MATRIX_PRICE + self.volume([*other, *summed]))
-                add(price, [before, summed, after], [other, summed], swapped=True, spread=True)
+        matrices = self.volume(batch)
+        add(0, [*front, free, summed], [*front, summed, other], swapped=False, spread=False, matrices=matrices)
+        # With few rows of the small operand on the left, BLAS reads x transposed and runs at about three quarters.
+        slower = self.volume([*order, *other]) // (3 * MACS_PER_ELEMENT) if self.volume(other) < THIN else 0
+        add(slower, [*front, summed, free], [*front, other, summed], swapped=True, spread=False, matrices=matrices)
+        middle = self._around(order, summed)
+        if middle is None:
+            return found
+        before, after = middle
+        if not batch:
+            # One small matrix product per leading index leaves x where it is; its backward makes one gradient of
+            # the small operand per leading index, which is priced too.
+            repeats = self.volume(before)
+            price = repeats * self.volume([*other, *summed])
+            add(price, [before, summed, after], [other, summed], swapped=True, spread=True, matrices=repeats)
+        elif self.wide and len(batch) == 1 and batch[0] in after and step.hoisted is False:
+            found.append(self._wide(step, order, before, summed, after, other, batch[0]))
         return found
 
+    def _around(self, order: tuple[str, ...], summed: list[str]) -> tuple[list[str], list[str]] | None:
+        """The legs before and after the summed ones, when these stand together in the middle."""
+        if not summed:
+            return None
+        start = order.index(summed[0])
+        before, after = [*order[:start]], [*order[start + len(summed) :]]
+        together = [*order[start : start + len(summed)]] == summed
+        return (before, after) if together and before and after else None
 
-def lower(network: Network, steps: Sequence[Step], rows: int) -> Program:
+    def _wide(
+        self,
+        step: Step,
+        order: tuple[str, ...],
+        before: list[str],
+        summed: list[str],
+        after: list[str],
+        other: list[str],
+        shared: str,
+    ) -> tuple[int, Op]:
+        """All pairs of the shared leg in one product, then the diagonal: more multiply-adds, but x stays in place."""
+        b = self.view(order, [before, summed, after])
+        a = self.view(step.right_legs, [[shared, *other], summed])
+        wide = [*before, "pair", *other, *after]
+        sizes = _Layouts({**self.sizes, "pair": self.sizes[shared]})
+        shape = tuple(sizes.extent([leg]) for leg in wide)
+        legs = (*(leg for leg in wide if leg not in ("pair", shared)), shared)
+        repeats = self.volume(before)
+        extra = sizes.volume([*wide, *summed]) // MACS_PER_ELEMENT
+        price = repeats * (MATRIX_PRICE + self.volume([shared, *other, *summed])) + extra + 2 * sizes.volume(wide)
+        diagonal = (shape, wide.index("pair"), wide.index(shared))
+        copied = self.copies(order, [before, summed, after])
+        op = Op(step.left, step.right, step.name, a, b, legs, True, True, diagonal, copied, repeats)
+        return price + copied, op
+
+
+def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False) -> Program:
     """Choose a layout for every step; the chain of steps that touch x is optimised as a whole."""
-    layouts = _Layouts({**network.sizes, ROW: rows})
+    layouts = _Layouts({**network.sizes, ROW: rows}, wide)
     legs = {name: held for name, held in network.legs.items() if name != INPUT}
     hoisted = []
     for step in steps:

@@ -28,9 +28,12 @@ def chain(first: Tree, *rest: Tree) -> Tree:
     return first
 
 
-@lru_cache(maxsize=512)
-def optimal(network: Network, rows: int = 1) -> Tree:
+@lru_cache(maxsize=1024)
+def optimal(network: Network, rows: int = 1, traffic: int = 0) -> Tree:
     """The order with the fewest multiply-adds for `rows` rows, work without x charged once.
+
+    `traffic` is the price, in multiply-adds, of an element read or written: a machine that waits for memory prefers
+    fewer and larger products to the fewest multiply-adds.
 
     Exact over all orders for small networks; over all orders without outer products for medium ones; greedy beyond
     (no format at the paper's shapes is beyond). Ties go to the smaller intermediates.
@@ -40,10 +43,10 @@ def optimal(network: Network, rows: int = 1) -> Tree:
         return names[0]
     if len(names) > CONNECTED_LIMIT:
         return greedy(network, rows)
-    return _exhaustive(network, rows, outer=len(names) <= EXACT_LIMIT)
+    return _exhaustive(network, rows, traffic, outer=len(names) <= EXACT_LIMIT)
 
 
-def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
+def _exhaustive(network: Network, rows: int, traffic: int, outer: bool) -> Tree:
     """Dynamic programme over subsets of tensors; the legs of a contracted subset do not depend on its order.
 
     A subset that alone costs more than a greedy order of everything cannot be part of the best order and is dropped,
@@ -72,19 +75,27 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
             volume[legs] = prod(s for i, s in enumerate(sizes) if legs >> i & 1)
         return volume[legs]
 
-    def multiply_adds(tree: Tree) -> tuple[int, int]:
-        """(subset, cost) of a whole tree."""
-        if isinstance(tree, str):
-            return 1 << names.index(tree), 0
-        (left, a), (right, b) = multiply_adds(tree[0]), multiply_adds(tree[1])
-        touched = open_legs(left) | open_legs(right)
-        return left | right, a + b + size(touched) * (rows if (left | right) & x_bit else 1)
-
     def open_legs(subset: int) -> int:
         return union(subset) & (union(full & ~subset) | wanted)
 
-    bound = multiply_adds(greedy(network, rows))[1]
-    # One table per number of tensors: subset -> (multiply-adds, total size of intermediates, tree, open legs).
+    def price(part: int, legs_a: int, other: int, legs_b: int) -> int:
+        """Of contracting two subsets, whose own contraction is done."""
+        hot = rows if (part | other) & x_bit else 1
+        cost = size(legs_a | legs_b) * hot
+        if traffic:
+            read = size(legs_a) * (rows if part & x_bit else 1) + size(legs_b) * (rows if other & x_bit else 1)
+            cost += traffic * (read + size(open_legs(part | other)) * hot)
+        return cost
+
+    def price_of(tree: Tree) -> tuple[int, int]:
+        """(subset, price) of a whole tree."""
+        if isinstance(tree, str):
+            return 1 << names.index(tree), 0
+        (left, a), (right, b) = price_of(tree[0]), price_of(tree[1])
+        return left | right, a + b + price(left, open_legs(left), right, open_legs(right))
+
+    bound = price_of(greedy(network, rows))[1]
+    # One table per number of tensors: subset -> (price, total size of intermediates, tree, open legs).
     tables: list[dict[int, tuple[int, int, Tree, int]]] = [{} for _ in range(len(names) + 1)]
     for i, name in enumerate(names):
         tables[1][1 << i] = (0, 0, name, open_legs(1 << i))
@@ -99,12 +110,11 @@ def _exhaustive(network: Network, rows: int, outer: bool) -> Tree:
                     if apart and not outer and (legs_a | legs_b) & ~wanted:
                         continue  # an outer product, unless both are whole components of a disconnected network
                     subset = part | other
-                    factor = rows if subset & x_bit else 1
-                    cost = cost_a + cost_b + size(legs_a | legs_b) * factor
+                    cost = cost_a + cost_b + price(part, legs_a, other, legs_b)
                     if cost > bound or (subset in table and cost > table[subset][0]):
                         continue
                     legs = open_legs(subset)
-                    weight = size_a + size_b + size(legs) * factor
+                    weight = size_a + size_b + size(legs) * (rows if subset & x_bit else 1)
                     if subset not in table or (cost, weight) < table[subset][:2]:
                         tree = (tree_b, tree_a) if other & x_bit else (tree_a, tree_b)
                         table[subset] = (cost, weight, tree, legs)

@@ -23,12 +23,17 @@ from kronecell.steps import Step, steps_of
 
 @dataclass(frozen=True)
 class Plan:
-    """A network, an order for it, and the number of rows it is meant for."""
+    """A network, an order for it, and the number of rows it is meant for.
+
+    `wide` lets the machine do more multiply-adds than are counted where that saves moving x: products over the gates
+    are then taken for all pairs of gates.
+    """
 
     network: Network
     tree: Tree
     rows: int = 1
     order: str = "custom"
+    wide: bool = False
 
     def __post_init__(self) -> None:
         expected, got = sorted(self.network.legs), sorted(leaves(self.tree))
@@ -70,7 +75,7 @@ class Plan:
     @cached_property
     def program(self) -> Program:
         """The steps lowered to permute, reshape and matmul."""
-        return lower(self.network, self.steps, self.rows)
+        return lower(self.network, self.steps, self.rows, self.wide)
 
     def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the hoisted steps; the result depends on the weights only and can be kept until they change."""

@@ -226,8 +226,8 @@ class Recurrent(nn.Module):
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         split = weight.split(rows)
         if split is not None:
-            factors = weight.factors()
-            return split.project(x, factors), split.out_matrix(factors).t()
+            source, out = weight.columns(x, split)
+            return source, out.t()
         gates = weight(x)
         return gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device)
 

@@ -19,6 +19,8 @@ from kronecell.network import GATE, Factor, Network
 from kronecell.order import optimal
 from kronecell.plan import Plan
 
+OUT = "Out"  # the name of the output side among prepared tensors
+
 
 @dataclass(frozen=True)
 class Split:
@@ -53,10 +55,57 @@ class Split:
         """S = x In, (..., R)."""
         return self.inner.execute(x, factors)
 
+    # The same three verbs as a Plan, so that a split can stand where a plan stands.
+
+    def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The work that needs no x: the hoisted steps of the input side, and Out."""
+        return {**self.inner.prepare(factors), OUT: self.out_matrix(factors)}
+
+    def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
+        """x (..., M) -> (..., gates * N)."""
+        return self.inner.apply(x, prepared) @ prepared[OUT]
+
+    def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+        """Both."""
+        return self.apply(x, self.prepare(factors))
+
+    @property
+    def rows(self) -> int:
+        """Rows it is meant for."""
+        return self.inner.rows
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for one row: the input side, and S Out with its zero blocks."""
+        return self.inner.macs + self.width * self.gates * prod(self.out_modes)
+
+    @property
+    def hoisted_macs(self) -> int:
+        """Multiply-adds done once per weight update."""
+        return self.inner.hoisted_macs + self.outer.hoisted_macs
+
+    @property
+    def peak(self) -> int:
+        """Elements of the largest intermediate."""
+        return max(self.inner.peak, self.outer.peak, self.rows * self.gates * prod(self.out_modes))
+
+    @property
+    def out_modes(self) -> tuple[int, ...]:
+        """Output modes of one gate."""
+        network = self.outer.network
+        return network.shape(leg for leg in network.outputs if leg != GATE and leg not in self.bonds)
+
+    def __str__(self) -> str:
+        width = self.gates * prod(self.out_modes)
+        return f"{self.inner}\nthen S ({self.width} columns) times Out ({self.width} x {width})"
+
 
 @lru_cache(maxsize=256)
-def thin_split(network: Network, rows: int = 1) -> Split | None:
-    """The split of a network, or None when a factor holds both an input and an output mode."""
+def thin_split(network: Network, rows: int = 1, traffic: int = 0, wide: bool = False) -> Split | None:
+    """The split of a network, or None when a factor holds both an input and an output mode.
+
+    `traffic` and `wide` are those of `optimal` and `Plan`, for the input side.
+    """
     inputs, outputs = {*network.inputs}, {*network.outputs} - {GATE}
     left: list[Factor] = [f for f in network.parameters if inputs & {*f.legs}]
     right: list[Factor] = [f for f in network.parameters if not inputs & {*f.legs}]
@@ -75,6 +124,5 @@ def thin_split(network: Network, rows: int = 1) -> Split | None:
     inner = Network.of(left, network.inputs, bonds, network.sizes)
     outer = Network.of(right, (), (*out_gate, *crossing, *out_legs), network.sizes)
     gates = network.sizes.get(GATE, 1)
-    return Split(
-        Plan(inner, optimal(inner, rows), rows, "split"), Plan(outer, optimal(outer), order="split"), gates, bonds
-    )
+    left_plan = Plan(inner, optimal(inner, rows, traffic), rows, "split", wide)
+    return Split(left_plan, Plan(outer, optimal(outer), order="split"), gates, bonds)

@@ -1,19 +1,223 @@
-"""Which plan to run: every order a format offers, priced for the number of rows at hand."""
+"""Which way to run a product. `order="auto"` asks here.
+
+By default the cost model decides, with fixed constants: the same choice in every run and on every machine, so that
+training resumes bit for bit. `kc.tune(module, example)` measures here and now instead, and what it finds is used from
+then on in this process; `save_choices` and `load_choices` carry it to others.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
-from kronecell.formats.base import Format, Shared
-from kronecell.plan import Plan
+import torch
+from torch import Tensor
+
+from kronecell.atomic import write_atomically
+from kronecell.candidates import Runner, Sharing, candidates, predict, splits
+from kronecell.errors import PlanError
+from kronecell.formats.base import Format
+from kronecell.split import Split
 
 
-def auto_plan(fmt: Format, rows: int, *, gates: int = 1, shared: Shared = False) -> Plan:
-    """The plan with the fewest multiply-adds for this number of rows."""
-    key = shared if isinstance(shared, bool) else tuple(shared)
-    return _cheapest(fmt, rows, gates, key)
+@dataclass(frozen=True)
+class Product:
+    """What a choice depends on. `columns` asks for x In of a thin split instead of the whole x W."""
+
+    format: Format
+    rows: int
+    gates: int
+    shared: Sharing
+    grad: bool
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    columns: bool = False
+
+    def runners(self) -> Mapping[str, Runner]:
+        """The candidates for it."""
+        choose = splits if self.columns else candidates
+        return choose(self.format, self.rows, self.gates, self.shared)
+
+    @property
+    def key(self) -> str:
+        """One line of text; the number of threads belongs to it."""
+        what = "columns" if self.columns else "product"
+        how = "training" if self.grad else "inference"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{what} {self.format} gates={self.gates} shared={self.shared} rows={self.rows} {how} {dtype} "
+            f"{self.device} threads={torch.get_num_threads()}"
+        )
 
 
-@lru_cache(maxsize=1024)
-def _cheapest(fmt: Format, rows: int, gates: int, shared: bool | tuple[str, ...]) -> Plan:
-    return fmt.plan("optimal", rows, gates=gates, shared=shared)
+@dataclass(frozen=True)
+class Choice:
+    """A candidate: its predicted price in multiply-adds, and its seconds where measured."""
+
+    name: str
+    predicted: float
+    measured: float | None = None
+
+
+_chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
+_recording: list[Product] | None = None
+
+
+def bucket(rows: int) -> int:
+    """The next power of two: choices are made once per bucket, not once per number of rows."""
+    return 1 << max(0, rows - 1).bit_length()
+
+
+def choose(product: Product) -> Runner:
+    """The measured choice if there is one, else the cost model's."""
+    if _recording is not None:
+        _recording.append(product)
+    if _chosen:
+        name = _chosen.get(product.key)
+        if name is not None:
+            return _known(product, name)
+    return product.runners()[_predicted(product)]
+
+
+def _known(product: Product, name: str) -> Runner:
+    runners = product.runners()
+    if name not in runners:
+        raise PlanError(
+            f"a saved choice names {name!r}, but there are {', '.join(runners)} for {product.key}; tune again"
+        )
+    return runners[name]
+
+
+_by_model: dict[Product, str] = {}
+
+
+def _predicted(product: Product) -> str:
+    if product not in _by_model:
+        runners = product.runners()
+        _by_model[product] = min(runners, key=lambda name: predict(runners[name], product.rows, product.grad))
+    return _by_model[product]
+
+
+def measure(product: Product, repeats: int = 7, give_up: float = 4.0) -> list[Choice]:
+    """All candidates timed in turn on random data, fastest first; those far behind are not repeated.
+
+    Training is timed as forward and backward to the factors with hoisted work; inference with prepared weights.
+    """
+    fmt, rows = product.format, product.rows
+    generator = torch.Generator().manual_seed(0)
+    dtype = product.dtype if product.dtype.is_floating_point else torch.float32
+    factors = fmt.init(generator, gates=product.gates, shared=product.shared, dtype=dtype, device=product.device)
+    x = torch.randn(rows, fmt.M, generator=generator).to(dtype=dtype, device=product.device)
+    runners = product.runners()
+    calls = {name: _call(runner, x, factors, product) for name, runner in runners.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    best = float("inf")
+    for name in sorted(calls, key=lambda name: predict(runners[name], rows, product.grad)):
+        first = _timed(calls[name])  # pays for memory too: only a sign of whether more is worth while
+        seconds[name].append(first)
+        best = min(best, first)
+    hopeful = [name for name in calls if seconds[name][0] <= give_up * best]
+    for name in hopeful:
+        seconds[name].clear()
+    for _ in range(repeats):
+        for name in hopeful:
+            seconds[name].append(_timed(calls[name]))
+    found = [Choice(name, predict(runners[name], rows, product.grad), median(seconds[name])) for name in calls]
+    return sorted(found, key=lambda choice: choice.measured or 0.0)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _call(runner: Runner, x: Tensor, factors: Mapping[str, Tensor], product: Product) -> Callable[[], object]:
+    if product.columns:
+        assert isinstance(runner, Split)
+        runner = runner.inner
+    if product.grad:
+        leaves = {name: tensor.requires_grad_() for name, tensor in factors.items()}
+        return lambda: torch.autograd.grad(runner.execute(x, leaves).sum(), [*leaves.values()], allow_unused=True)
+    with torch.no_grad():
+        prepared = runner.prepare(factors)
+
+    def infer() -> None:
+        with torch.no_grad():
+            runner.apply(x, prepared)
+
+    return infer
+
+
+def tune(
+    module: torch.nn.Module, example: Tensor, *, grad: bool | None = None, repeats: int = 7
+) -> dict[str, list[Choice]]:
+    """Measure every compressed product that module(example) makes; the fastest is used from now on.
+
+    `grad` says whether to tune for training (the module's own mode when None). Returns the candidates of every product.
+    """
+    global _recording
+    grad = module.training if grad is None else grad
+    _recording = []
+    try:
+        with torch.set_grad_enabled(grad):
+            module(example)
+        met = [*dict.fromkeys(_recording)]
+    finally:
+        _recording = None
+    if not met:
+        raise PlanError(
+            f"{type(module).__name__} made no compressed product with order='auto'; "
+            "tune() is for modules that hold a TensorLinear, LSTM or GRU of this package"
+        )
+    results = {}
+    for product in met:
+        choices = measure(product, repeats)
+        _chosen[product.key] = choices[0].name
+        results[product.key] = choices
+    return results
+
+
+def explain(product: Product) -> str:
+    """Candidates, predicted and measured, and which is chosen and why."""
+    runners = product.runners()
+    name = _chosen.get(product.key)
+    why = "measured" if name else "cost model"
+    name = name or _predicted(product)
+    rows = sorted((predict(runner, product.rows, product.grad), key) for key, runner in runners.items())
+    width = max(len(key) for key in runners)
+    lines = [product.key, f"{'candidate'.ljust(width)}  predicted (million multiply-adds)"]
+    for price, key in rows:
+        mark = f"  <- chosen by {why}" if key == name else ""
+        lines.append(f"{key.ljust(width)}  {price / 1e6:,.3f}{mark}")
+    return "\n".join([*lines, "", str(runners[name])])
+
+
+def forget() -> None:
+    """Drop all measured choices."""
+    _chosen.clear()
+
+
+def save_choices(path: Path | str) -> None:
+    """Write the measured choices of this process to a JSON file."""
+    text = json.dumps({"kronecell_choices": 1, "torch": torch.__version__, "choices": _chosen}, indent=2)
+    write_atomically(Path(path), lambda temporary: temporary.write_text(text))
+
+
+def load_choices(path: Path | str) -> int:
+    """Read choices that `save_choices` wrote; returns how many. Unknown candidates are refused when they are used."""
+    try:
+        document = json.loads(Path(path).read_text())
+        choices = document["choices"]
+        if document["kronecell_choices"] != 1 or not all(isinstance(v, str) for v in choices.values()):
+            raise ValueError
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise PlanError(f"{path} is not a file of choices; write one with kronecell.tune.save_choices") from None
+    _chosen.update(choices)
+    return len(choices)
