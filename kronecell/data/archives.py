@@ -18,12 +18,6 @@ from typing import IO
 from kronecell.data.video import printable
 from kronecell.errors import DataError
 
-RAR_TOOLS = {
-    "unrar": ("x", "-o+", "-p-", "-inul"),
-    "unar": ("-f", "-q", "-D"),
-    "bsdtar": ("-x", "-f"),
-    "7z": ("x", "-y"),
-}
 RESERVE = 64 << 20  # bytes of disk that are left free
 
 
@@ -131,35 +125,26 @@ def _copy(source: Path, content: IO[bytes], path: Path, size: int) -> None:
 
 
 def _unrar(source: Path, target: Path) -> None:
-    """Python cannot read rar; an external tool can. bsdtar lists it in a form that can be checked first."""
-    lister = shutil.which("bsdtar")
-    tool = next((name for name in RAR_TOOLS if shutil.which(name)), None)
-    if lister is None or tool is None:
-        raise DataError(
-            f"{printable(source)}: rar needs an external tool; install bsdtar (libarchive-tools) or unpack it yourself"
-        )
-    # mtree lines: ./path/name size=123 type=file
-    listing = _run(
-        [lister, "-c", "-f", "-", "--format=mtree", "--options=!all,size,type", f"@{source.resolve()}"], source
-    )
-    members = []
-    for line in listing.splitlines():
+    """Python cannot read rar; bsdtar can, and it lists what is inside in forms that can be checked first."""
+    tool = shutil.which("bsdtar")
+    if tool is None:
+        raise DataError(f"{printable(source)}: rar needs bsdtar; install libarchive-tools or unpack it yourself")
+    path = str(source.resolve())
+    # Names from the plain list, because mtree tidies "../x" to "./x"; sizes and types from mtree.
+    names = [(name, 0) for name in _run([tool, "-t", "-f", path], source).splitlines()]
+    check_members(source, names, target)
+    listing = _run([tool, "-c", "-f", "-", "--format=mtree", "--options=!all,size,type", f"@{path}"], source)
+    sizes = []
+    for line in listing.splitlines():  # ./path/name type=file size=123
         if not line or line.startswith(("#", "/set")):
             continue
         name, *words = line.split(" ")
         facts = dict(word.split("=", 1) for word in words if "=" in word)
-        if facts.get("type", "file") not in ("file", "dir"):
-            raise DataError(f"{printable(source)}: refused, its member '{name}' is a {facts['type']}")
-        members.append((name.removeprefix("./"), int(facts.get("size", 0))))
-    check_members(source, members, target)
-    where = {"unrar": [str(source.resolve()), str(target) + "/"], "7z": [f"-o{target}", str(source.resolve())]}
-    where |= {"unar": ["-o", str(target), str(source.resolve())], "bsdtar": [str(source.resolve()), "-C", str(target)]}
-    _run([tool, *RAR_TOOLS[tool], *where[tool]], source)
-    for path in target.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise DataError(
-                f"{printable(source)}: refused, it unpacked '{printable(path.name)}', which is not a plain file"
-            )
+        if facts.get("type") not in ("file", "dir"):
+            raise DataError(f"{printable(source)}: refused, its member '{name}' is a {facts.get('type', 'mystery')}")
+        sizes.append((name.removeprefix("./"), int(facts.get("size", 0))))
+    check_members(source, sizes, target)
+    _run([tool, "-x", "-f", path, "-C", str(target)], source)
 
 
 def _run(command: list[str], source: Path) -> str:

@@ -10,6 +10,11 @@ from typing import BinaryIO
 from kronecell.data.video import printable
 from kronecell.errors import DataError
 
+
+class OutputError(DataError):
+    """The place to write to is at fault (full disk, no permission), not the video being read."""
+
+
 TEMPORARY = ".tmp-"  # followed by the process id; whatever still has it after a crash can be deleted
 
 
@@ -28,7 +33,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be written: {error.strerror or error}") from None
+        raise OutputError(f"{printable(path)}: cannot be written: {error.strerror or error}") from None
 
 
 def _sync_folder(folder: Path) -> None:

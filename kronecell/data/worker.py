@@ -24,6 +24,7 @@ if __name__ == "__main__":
         _package.__path__ = [str(_folder)]
         sys.modules[_name] = _package
 
+from kronecell.data.atomic import OutputError
 from kronecell.data.clipfile import Settings, hash_file, store_clip
 from kronecell.data.video import Limits, decode, printable
 from kronecell.errors import DataError, KronecellError
@@ -75,6 +76,8 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     faulthandler.dump_traceback_later(limits.time + GRACE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
     try:
         return {"ok": task(limits=limits, **arguments)}
+    except OutputError as error:
+        return {"fatal": str(error)}
     except KronecellError as error:
         return {"error": str(error)}
     except MemoryError:

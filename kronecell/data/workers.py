@@ -30,7 +30,8 @@ def run_jobs(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Do all jobs; yields (position of the job, answer) as they finish, in any order.
 
-    An answer has ``ok`` (a dict) or ``error`` (a text that names the file). Each job is {"task", "path", ...}.
+    An answer has ``ok`` (a dict) or ``error`` (a text that names the file). A full disk is no fault of a file and ends
+    all work with a DataError. Each job is {"task", "path", ...}.
     """
     import_av()  # say what is missing here, once, rather than once per file
     if workers is not None and workers < 1:
@@ -49,6 +50,8 @@ def run_jobs(
                     if worker.busy and (worker in ready or time.monotonic() >= worker.deadline):
                         result = worker.collect(worker in ready, selector)
                         if result is not None:
+                            if "fatal" in result[1]:
+                                raise DataError(result[1]["fatal"])
                             yield result
                             worker.take(waiting, selector)
     finally:
