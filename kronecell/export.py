@@ -71,7 +71,7 @@ def export_onnx(
     axes = _dynamic_axes(module, tensors, streaming) if dynamic is None else [{**(entry or {})} for entry in dynamic]
     if len(axes) != len(tensors):
         raise ShapeError(f"dynamic needs one entry per input tensor: expected {len(tensors)}, got {len(axes)}")
-    program = _translate(wrapped, tensors, axes, _names(module, len(tensors)))
+    program = _translate(wrapped, tensors, axes, _names(module, len(tensors)), fold=densify)
     checked: list[tuple[tuple[int, ...], ...]] = []
     worst = 0.0
 
@@ -202,18 +202,29 @@ def _names(module: nn.Module, count: int) -> dict[str, Any]:
 
 
 def _translate(
-    module: nn.Module, tensors: Sequence[Tensor], axes: Sequence[dict[int, str]], names: dict[str, Any]
+    module: nn.Module, tensors: Sequence[Tensor], axes: Sequence[dict[int, str]], names: dict[str, Any], fold: bool
 ) -> Any:
-    """torch's exporter on an example in which no dynamic axis has length 1, which it would take for a constant."""
+    """torch's exporter on an example in which no dynamic axis has length 1, which it would take for a constant.
+
+    `fold` computes at once what depends on weights alone; without it the file keeps the factors and stays small.
+    """
+    import onnxscript.optimizer
+
     dims = {name: torch.export.Dim(name) for entry in axes for name in entry.values()}
     sizes = {name: 3 + i for i, name in enumerate(dims)}
     shapes = tuple({axis: dims[name] for axis, name in entry.items()} for entry in axes)
+    inputs = tuple(_resized(tensors, axes, sizes))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch's exporter about itself
-        program = torch.onnx.export(
-            module, tuple(_resized(tensors, axes, sizes)), dynamo=True, dynamic_shapes=(shapes,), verbose=False, **names
-        )
-    assert program is not None
+        try:
+            program = torch.onnx.export(
+                module, inputs, dynamo=True, dynamic_shapes=(shapes,), verbose=False, optimize=False, **names
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise CheckpointError(f"torch cannot translate this module to ONNX: {error}") from None
+        assert program is not None
+        limit = 1 << 31 if fold else 1 << 12
+        onnxscript.optimizer.optimize(program.model, input_size_limit=limit, output_size_limit=limit)
     for graph in (program.model.graph, *program.model.graph.subgraphs()):
         for node in graph:
             node.metadata_props.clear()  # stack traces with the paths of this machine

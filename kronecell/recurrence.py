@@ -10,6 +10,7 @@ A reversed direction is the forward one on reversed time, so packed sequences ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -48,10 +49,13 @@ def run_native(
     stacked = [part.unsqueeze(0) for part in state]
     hx = stacked if gates == 4 else stacked[0]
     options = (len(weights) > 3, 1, 0.0, training, False)  # has_biases, num_layers, dropout, train, bidirectional
-    if batch_sizes is None:
-        output, *last = kernel(source, hx, weights, *options, False)
-    else:
-        output, *last = kernel(source, batch_sizes, hx, weights, *options)
+    projected = len(weights) in (3, 5)
+    # oneDNN has no LSTM with projection: torch would warn and use its own, which is asked for here without the warning.
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False) if projected else nullcontext():
+        if batch_sizes is None:
+            output, *last = kernel(source, hx, weights, *options, False)
+        else:
+            output, *last = kernel(source, batch_sizes, hx, weights, *options)
     return output, tuple(part.squeeze(0) for part in last)
 
 
