@@ -121,7 +121,7 @@ class TensorLinear(nn.Module):
             return lambda x: runner.apply(x, tensors)
         with autocast_off(like):  # products of weights keep their precision, products with x do not
             tensors = {name: tensor.to(dtype) for name, tensor in runner.prepare(self.factors()).items()}
-        return lambda x: runner.apply(x.to(dtype), tensors)
+        return lambda x: runner.apply(x if x.dtype == torch.uint8 else x.to(dtype), tensors)
 
     def split(self, rows: int) -> Split | None:
         """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""

@@ -40,6 +40,13 @@ class View:
             tensor = tensor.reshape(self.legs).permute(self.permutation)
         return tensor.reshape(self.groups)
 
+    def undo(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """From the groups back to the shape the operand had."""
+        if self.permutation is not None:
+            order = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
+            tensor = tensor.reshape([self.legs[i] for i in self.permutation]).permute(order)
+        return tensor.reshape(shape)
+
 
 @dataclass(frozen=True)
 class Op:
@@ -61,15 +68,26 @@ class Op:
     matrices: int = 1  # matrix products started
 
     def run(self, tensors: dict[str, Tensor]) -> None:
-        first, second = (self.right, self.left) if self.swapped else (self.left, self.right)
-        a, b = self.a(tensors[first]), self.b(tensors[second])
+        """Compute `out` from `left` and `right`."""
+        tensors[self.out] = self.product(tensors[self.left], tensors[self.right])
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The contraction of the two operands."""
+        a, b = (self.a(right), self.b(left)) if self.swapped else (self.a(left), self.b(right))
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
         result = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
         if self.diagonal is not None:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).contiguous()
-        tensors[self.out] = result
+        return result
+
+    def small_gradient(self, left: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        """Gradient of the right operand, for a plain or a spread product without diagonal."""
+        if self.swapped:  # out[i] = a b[i]: sum over the batch of gradient[i] b[i]^T
+            b = self.b(left)
+            return self.a.undo(torch.einsum("bij,bkj->ik", gradient, b) if b.ndim == 3 else gradient @ b.T, shape)
+        return self.b.undo(self.a(left).T @ gradient, shape)
 
 
 @dataclass(frozen=True)
@@ -209,8 +227,11 @@ class _Layouts:
         return price + copied, op
 
 
-def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False) -> Program:
-    """Choose a layout for every step; the chain of steps that touch x is optimised as a whole."""
+def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False, rows_first: bool = False) -> Program:
+    """Choose a layout for every step; the chain of steps that touch x is optimised as a whole.
+
+    `rows_first` keeps rows the leading index of the first product, so that it can be made a few rows at a time.
+    """
     layouts = _Layouts({**network.sizes, ROW: rows}, wide)
     legs = {name: held for name, held in network.legs.items() if name != INPUT}
     hoisted = []
@@ -229,6 +250,8 @@ def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False
             following: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {}
             for order, (price, ops) in beam.items():
                 for extra, op in layouts.options(_located(step, legs), order):
+                    if rows_first and step is hot[0] and (op.legs[0] != ROW or op.diagonal is not None):
+                        continue
                     total = price + extra
                     if op.legs not in following or total < following[op.legs][0]:
                         following[op.legs] = (total, (*ops, op))

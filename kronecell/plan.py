@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kronecell.bytes import byte_product
 from kronecell.errors import PlanError, ShapeError
 from kronecell.lowering import Program, constant_tensor, lower
 from kronecell.network import INPUT, Network
@@ -77,6 +78,11 @@ class Plan:
         """The steps lowered to permute, reshape and matmul."""
         return lower(self.network, self.steps, self.rows, self.wide)
 
+    @cached_property
+    def byte_program(self) -> Program:
+        """The same for uint8 input, which is made into numbers a few rows at a time."""
+        return lower(self.network, self.steps, self.rows, self.wide, rows_first=True)
+
     def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the hoisted steps; the result depends on the weights only and can be kept until they change."""
         network = self.network
@@ -105,7 +111,7 @@ class Plan:
         return tensors
 
     def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
-        """Run the steps that touch x (..., M) -> (..., gates * N)."""
+        """Run the steps that touch x (..., M) -> (..., gates * N). A byte b of uint8 input counts as b / 255."""
         width = prod(self.network.shape(self.network.inputs))
         if x.ndim == 0 or x.shape[-1] != width:
             raise ShapeError(
@@ -113,12 +119,20 @@ class Plan:
                 f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
             )
         dtype = prepared[self.network.parameters[0].name].dtype
-        if x.dtype != dtype:
-            raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...)")
         tensors = {**prepared, INPUT: x.reshape(-1, width)}
-        for op in self.program.hot:
+        if x.dtype == torch.uint8:
+            program = self.byte_program
+            first, *rest = program.hot
+            tensors[first.out] = byte_product(tensors[INPUT], tensors[first.right], first)
+        elif x.dtype == dtype:
+            program, rest = self.program, [*self.program.hot]
+        else:
+            raise ShapeError(
+                f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)"
+            )
+        for op in rest:
             op.run(tensors)
-        y = self.program.finish(tensors)
+        y = program.finish(tensors)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ LAYERS = [
     {"order", "modes"},
     {"steps"},
     {"lowering"},
+    {"bytes"},
     {"plan"},
     {"split"},
     {"fit"},

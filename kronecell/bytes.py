@@ -1,0 +1,49 @@
+"""The first product with uint8 input: bytes become numbers a few rows at a time, and no float copy of x is ever kept.
+
+A byte b stands for b / 255, as everywhere in imaging; the division is folded into the small operand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kronecell.lowering import Op
+
+CHUNK_ELEMENTS = 2**19  # two megabytes of float32: they stay in a core's cache between conversion and product
+SCALE = 1 / 255
+
+
+def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
+    """op(x / 255, small) for x (rows, M) of bytes; differentiable in `small`, any number of times."""
+    return _ByteProduct.apply(x, small * SCALE, op)
+
+
+def _chunks(x: Tensor) -> list[Tensor]:
+    return [*x.split(max(1, CHUNK_ELEMENTS // x.shape[1]))]
+
+
+class _ByteProduct(torch.autograd.Function):
+    """Saves the bytes, not the floats; the backward converts them again, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, small: Tensor, op: Op) -> Tensor:
+        ctx.save_for_backward(x, small)
+        ctx.op = op
+        return torch.cat([op.product(part.to(small.dtype), small) for part in _chunks(x)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        x, small = ctx.saved_tensors
+        (gradient,) = gradients
+        if not ctx.needs_input_grad[1]:
+            return None, None, None
+        total = torch.zeros_like(small)
+        start = 0
+        for part in _chunks(x):
+            stop = start + gradient.shape[0] * part.shape[0] // x.shape[0]
+            total = total + ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], small.shape)
+            start = stop
+        return None, total, None

@@ -1,0 +1,254 @@
+"""The forms that exist for speed compute the same product: wide, chunked, split, dense, bytes; and choices hold."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kronecell as kc
+from kronecell.candidates import Chunked, candidates, predict, splits
+from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, save_choices
+from tests.cases import KINDS, formats
+
+F64 = torch.float64
+
+
+def dense_product(fmt: kc.Format, x: torch.Tensor, factors: dict, gates: int, shared: object) -> torch.Tensor:
+    W = fmt.to_dense(factors, gates=gates, shared=shared).reshape(gates, fmt.M, fmt.N)
+    return torch.stack([x @ w for w in W], dim=-2).flatten(-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_candidate_is_the_dense_product_with_its_gradients(kind: str) -> None:
+    @settings(max_examples=6)
+    @given(formats(kind), st.sampled_from([(1, False), (3, False), (3, True)]), st.sampled_from([1, 8]))
+    def law(fmt: kc.Format, gating: tuple[int, bool], rows: int) -> None:
+        gates, shared = gating
+        generator = torch.Generator().manual_seed(0)
+        factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
+        leaves = [tensor.requires_grad_() for tensor in factors.values()]
+        x = torch.randn(rows, fmt.M, generator=generator, dtype=F64)
+        expected = dense_product(fmt, x, factors, gates, shared)
+        wanted = torch.autograd.grad(expected.square().sum(), leaves)
+        for name, runner in candidates(fmt, rows, gates, shared).items():
+            y = runner.execute(x, factors)
+            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+            for got, want in zip(torch.autograd.grad(y.square().sum(), leaves), wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+    law()
+
+
+WIDE = kc.KCP((8, 6, 6, 8), (2, 2, 2, 2), 3, 2, 2)
+
+
+def test_the_wide_form_is_taken_where_x_is_big_and_is_the_same_product() -> None:
+    """At the size of the paper's layer, against the narrow form, which the law suite holds against the dense product."""
+    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+    factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64, gates=4)
+    leaves = [tensor.requires_grad_() for tensor in factors.values()]
+    x = torch.randn(32, fmt.M, dtype=F64, generator=torch.Generator().manual_seed(1))
+    narrow = fmt.plan("separable", 32, gates=4)
+    plan = replace(narrow, wide=True)
+    assert any(op.diagonal for op in plan.program.hot) and not any(op.diagonal for op in narrow.program.hot)
+    y, expected = plan.execute(x, factors), narrow.execute(x, factors)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+    for got, want in zip(
+        torch.autograd.grad(y.square().sum(), leaves), torch.autograd.grad(expected.square().sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_chunks_of_rows_are_the_same_product_for_any_number_of_rows() -> None:
+    fmt = kc.TT((4, 3), (2, 2), 2)
+    factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64)
+    chunked = Chunked(fmt.plan(rows=3))
+    for shape in ((1,), (3,), (7,), (2, 5)):
+        x = torch.randn(*shape, 12, dtype=F64)
+        torch.testing.assert_close(chunked.execute(x, factors), fmt.matmul(x, factors), rtol=1e-13, atol=1e-14)
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_numbers_divided_by_255_in_every_candidate(kind: str) -> None:
+    @settings(max_examples=4)
+    @given(formats(kind), st.sampled_from([(1, False), (3, False), (3, True)]))
+    def law(fmt: kc.Format, gating: tuple[int, bool]) -> None:
+        gates, shared = gating
+        generator = torch.Generator().manual_seed(0)
+        factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
+        leaves = [tensor.requires_grad_() for tensor in factors.values()]
+        x = torch.randint(0, 256, (5, fmt.M), dtype=torch.uint8, generator=generator)
+        expected = dense_product(fmt, x.double() / 255, factors, gates, shared)
+        wanted = torch.autograd.grad(expected.square().sum(), leaves)
+        for name, runner in candidates(fmt, 5, gates, shared).items():
+            y = runner.execute(x, factors)
+            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+            for got, want in zip(torch.autograd.grad(y.square().sum(), leaves), wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+    law()
+
+
+def test_the_byte_product_has_second_derivatives() -> None:
+    fmt = kc.KCP((3, 2), (2, 2), 2, 2, 2)
+    x = torch.randint(0, 256, (4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
+
+    def product(*tensors: torch.Tensor) -> torch.Tensor:
+        return fmt.matmul(x, dict(zip(factors, tensors, strict=True)))
+
+    assert torch.autograd.gradcheck(product, [*factors.values()])
+    assert torch.autograd.gradgradcheck(product, [*factors.values()])
+
+
+def test_many_byte_chunks_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kronecell.bytes.CHUNK_ELEMENTS", 40)
+    fmt = kc.KCP((4, 3), (2, 2), 2, 2, 2)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
+    x = torch.randint(0, 256, (11, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    y, expected = fmt.matmul(x, factors), fmt.matmul(x.double() / 255, factors)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13)
+    for got, want in zip(
+        torch.autograd.grad(y.square().sum(), [*factors.values()]),
+        torch.autograd.grad(expected.square().sum(), [*factors.values()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+
+
+# Prepared weights kept in eval mode ----------------------------------------------------------------------------------
+
+
+def changed_in_place(layer: kc.TensorLinear) -> None:
+    with torch.no_grad():
+        layer.A1.mul_(2)
+
+
+def loaded(layer: kc.TensorLinear) -> None:
+    layer.load_state_dict({name: tensor * 2 for name, tensor in layer.state_dict().items()})
+
+
+def optimised(layer: kc.TensorLinear) -> None:
+    layer(torch.ones(2, layer.in_features, dtype=layer.A1.dtype)).sum().backward()
+    torch.optim.SGD(layer.parameters(), 0.1).step()
+
+
+def converted(layer: kc.TensorLinear) -> None:
+    layer.float().double()
+    with torch.no_grad():
+        layer.B1.add_(1)
+
+
+def reset(layer: kc.TensorLinear) -> None:
+    layer.reset_parameters()
+
+
+@pytest.mark.parametrize("change", [changed_in_place, loaded, optimised, converted, reset])
+def test_kept_weights_follow_every_change_of_the_parameters(change: object) -> None:
+    torch.manual_seed(0)
+    layer = kc.TensorLinear(WIDE, gates=4, dtype=F64).eval()
+    x = torch.randn(3, WIDE.M, dtype=F64)
+    with torch.no_grad():
+        before = layer(x)
+        assert torch.equal(layer(x), before)
+        assert layer._kept._tensors
+    change(layer)
+    with torch.no_grad():
+        after = layer(x)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, layer.to_dense()(x).detach(), rtol=1e-11, atol=1e-12)
+
+
+def test_kept_weights_stay_out_of_copies_files_and_training() -> None:
+    layer = kc.TensorLinear(WIDE, gates=4).eval()
+    with torch.no_grad():
+        layer(torch.zeros(3, WIDE.M))
+    assert layer._kept._tensors
+    assert not copy.deepcopy(layer)._kept._tensors
+    assert not pickle.loads(pickle.dumps(layer))._kept._tensors
+    assert len(layer.state_dict()) == len([*layer.parameters()])
+    layer.train()(torch.zeros(3, WIDE.M)).sum().backward()
+    assert layer.A1.grad is not None and not layer._kept._tensors
+
+
+# Choices -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_choices_left_behind() -> object:
+    yield
+    forget()
+
+
+PRODUCT = Product(WIDE, 16, 4, False, grad=False)
+
+
+def test_the_model_chooses_the_cheapest_prediction_every_time() -> None:
+    runners = candidates(WIDE, 16, 4, False)
+    best = min(predict(runner, 16, hoisted=False) for runner in runners.values())
+    assert predict(choose(PRODUCT), 16, hoisted=False) == best
+    assert choose(PRODUCT) is choose(PRODUCT)
+
+
+def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved(tmp_path: Path) -> None:
+    layer = kc.TensorLinear(WIDE, gates=4).eval()
+    x = torch.zeros(16, WIDE.M)
+    (choices,) = kc.tune(layer, x, repeats=1).values()
+    assert {choice.name for choice in choices} == {*candidates(WIDE, 16, 4, False)}
+    assert all(choice.measured > 0 for choice in choices)
+    with torch.no_grad():
+        product = layer.product(16)
+        assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
+        assert "chosen by measured" in layer.explain(16)
+        path = tmp_path / "choices.json"
+        save_choices(path)
+        forget()
+        assert "chosen by cost model" in layer.explain(16)
+        assert load_choices(path) == 1
+        assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
+
+
+def test_a_recurrent_layer_is_tuned_through_its_split() -> None:
+    rnn = kc.LSTM(WIDE.M, WIDE.N, batch_first=True, input_format=WIDE)
+    results = kc.tune(rnn, torch.zeros(2, 3, WIDE.M), repeats=1)
+    (key,) = results
+    assert key.startswith("columns kcp") and "training" in key
+    assert {choice.name for choice in results[key]} == {*splits(WIDE, 8, 4, False)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{}", "not a file of choices"), ("no json", "not a file of choices"), (None, "cannot read")],
+)
+def test_a_bad_file_of_choices_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "choices.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(kc.PlanError, match=message):
+        load_choices(path)
+
+
+def test_a_saved_choice_that_does_not_exist_is_refused_when_used() -> None:
+    _chosen[PRODUCT.key] = "sideways"
+    with pytest.raises(kc.PlanError, match="names 'sideways'"):
+        choose(PRODUCT)
+
+
+def test_tuning_a_module_without_compressed_layers_is_refused() -> None:
+    with pytest.raises(kc.PlanError, match="made no compressed product"):
+        kc.tune(torch.nn.Linear(3, 3), torch.zeros(1, 3))
+
+
+def test_measure_sorts_by_time() -> None:
+    times = [choice.measured for choice in measure(PRODUCT, repeats=1)]
+    assert times == sorted(times)
