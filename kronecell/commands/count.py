@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from kronecell.commands.tables import text_table
-from kronecell.errors import ShapeError
-from kronecell.formats import FORMATS, Format, Shared, parse
+from kronecell.facts import describe
+from kronecell.formats import FORMATS, Shared, parse
 from kronecell.paper import paper_order
 
 UCF11 = "m=8x20x20x18,n=4x4x4x4"
@@ -30,38 +30,6 @@ EXAMPLES = {
 def read_shared(shared: bool, unshared: str | None) -> Shared:
     """The two options as one value: False, True (as the paper), or the names of the unshared factors."""
     return tuple(name.strip() for name in unshared.split(",") if name.strip()) if unshared else shared
-
-
-def describe(fmt: Format, rows: int, gates: int, shared: Shared, order: str | None) -> dict[str, Any]:
-    """Everything `kronecell count` prints, as data."""
-    if rows < 1:
-        raise ShapeError(f"--rows must be at least 1, got {rows}")
-    network = fmt.network(gates, shared)
-    dense = gates * fmt.M * fmt.N
-    names = [order] if order else [*fmt.orders(), "optimal"]
-    orders = {}
-    for name in names:
-        plan = fmt.plan(name, rows, gates=gates, shared=shared)
-        orders[name] = {
-            "macs": plan.macs,
-            "flops": plan.flops,
-            "hoisted_macs": plan.hoisted_macs,
-            "total_macs": plan.total_macs,
-            "peak": plan.peak,
-        }
-    return {
-        "format": str(fmt),
-        "M": fmt.M,
-        "N": fmt.N,
-        "gates": gates,
-        "shared": shared if isinstance(shared, bool) else [*shared],
-        "rows": rows,
-        "params": network.num_params,
-        "dense_params": dense,
-        "compression_ratio": dense / network.num_params,
-        "factors": {name: [*shape] for name, shape in network.shapes.items()},
-        "orders": orders,
-    }
 
 
 def count(
