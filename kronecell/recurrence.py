@@ -9,8 +9,9 @@ A reversed direction is the forward one on reversed time, so packed sequences ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,14 +50,19 @@ def run_native(
     stacked = [part.unsqueeze(0) for part in state]
     hx = stacked if gates == 4 else stacked[0]
     options = (len(weights) > 3, 1, 0.0, training, False)  # has_biases, num_layers, dropout, train, bidirectional
-    projected = len(weights) in (3, 5)
-    # oneDNN has no LSTM with projection: torch would warn and use its own, which is asked for here without the warning.
-    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False) if projected else nullcontext():
-        if batch_sizes is None:
-            output, *last = kernel(source, hx, weights, *options, False)
-        else:
-            output, *last = kernel(source, batch_sizes, hx, weights, *options)
+    plain = (source, hx, weights, *options, False)
+    arguments = plain if batch_sizes is None else (source, batch_sizes, hx, weights, *options)
+    with _no_news_about_projections() if len(weights) in (3, 5) else nullcontext():
+        output, *last = kernel(*arguments)
     return output, tuple(part.squeeze(0) for part in last)
+
+
+@contextmanager
+def _no_news_about_projections() -> Iterator[None]:
+    """torch says once per process that oneDNN has no LSTM with projection, and uses its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+        yield
 
 
 def run_loop(step: Step, gates: Tensor, batch_sizes: Tensor | None, state: State) -> tuple[Tensor, State]:
