@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from kronecell.bytes import SCALE
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
 from kronecell.layer_formats import FormatSpecs, layer_formats
@@ -158,7 +159,7 @@ class Recurrent(nn.Module):
         """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state."""
         sequence = open_sequence(input, self.input_size, self.batch_first)
         count = self.num_layers * self.directions
-        state = sequence.initial_state(hx, count, self._state_sizes(), compute_dtype(sequence.data))
+        state = sequence.initial_state(hx, count, self._state_sizes(), self._compute_dtype(sequence.data))
         x, lasts = sequence.data, []
         for layer in range(self.num_layers):
             outputs = []
@@ -209,9 +210,13 @@ class Recurrent(nn.Module):
             return "loop" if isinstance(steps, int) and steps == 1 else "scan"
         if torch.compiler.is_compiling():
             return "loop"  # the native kernel has no graph that the compiler could differentiate
-        if x.device.type == "cpu" and compute_dtype(x) not in (torch.float32, torch.float64):
+        if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # oneDNN's bf16 LSTM ends the process on some machines (illegal instruction)
         return self.recurrences[layer]
+
+    def _compute_dtype(self, x: Tensor) -> torch.dtype:
+        """The dtype of the recurrence; bytes are read by the first product, which gives numbers."""
+        return compute_dtype(next(self.parameters()) if x.dtype == torch.uint8 else x)
 
     def _padded(self, layer: int, x: Tensor) -> Tensor:
         fmt = self.input_formats[layer]
@@ -222,7 +227,7 @@ class Recurrent(nn.Module):
         """What the native kernel reads, and its weight_ih: x and W, x In and Out, or x W and the identity."""
         weight: Weight = getattr(self, "weight_ih" + end)
         if not isinstance(weight, TensorLinear):
-            return x, weight
+            return numbers(x, weight.dtype), weight
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         split = weight.split(rows)
         if split is not None:
@@ -236,7 +241,7 @@ class Recurrent(nn.Module):
         weight: Weight = getattr(self, "weight_ih" + end)
         bias = getattr(self, "bias_ih" + end) if self.bias else None
         if not isinstance(weight, TensorLinear):
-            return F.linear(x, weight, bias)
+            return F.linear(numbers(x, weight.dtype), weight, bias)
         gates = weight(x)
         return gates if bias is None else gates + bias.to(gates.dtype)
 
@@ -353,6 +358,11 @@ class Recurrent(nn.Module):
         dense = dense_parameters(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
         return "\n".join(lines)
+
+
+def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x for a dense product: bytes become numbers from 0 to 1, as the compressed products have it."""
+    return x.to(dtype) * SCALE if x.dtype == torch.uint8 else x
 
 
 def dense_parameters(module: Recurrent) -> int:

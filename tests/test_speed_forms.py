@@ -50,7 +50,7 @@ WIDE = kc.KCP((8, 6, 6, 8), (2, 2, 2, 2), 3, 2, 2)
 
 
 def test_the_wide_form_is_taken_where_x_is_big_and_is_the_same_product() -> None:
-    """At the size of the paper's layer, against the narrow form, which the law suite holds against the dense product."""
+    """At the size of the paper's layer; the narrow form it is held against is held against dense by the law suite."""
     fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
     factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64, gates=4)
     leaves = [tensor.requires_grad_() for tensor in factors.values()]
@@ -124,6 +124,23 @@ def test_many_byte_chunks_are_one_product(monkeypatch: pytest.MonkeyPatch) -> No
         strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
+@pytest.mark.parametrize("text", [None, "kcp:m=4x3,n=2x2,K=2,CA=2,CB=2", "tt:m=4x3,n=2x2,r=2", "lowrank:m=12,n=4,r=2"])
+def test_recurrent_layers_read_bytes(cell: type, text: str | None) -> None:
+    torch.manual_seed(0)
+    rnn = cell(12, 4, batch_first=True, input_format=text and kc.parse(text), dtype=F64)
+    x = torch.randint(0, 256, (3, 5, 12), dtype=torch.uint8)
+    y, expected = rnn(x)[0], rnn(x.double() / 255)[0]
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13)
+    parameters = [*rnn.parameters()]
+    for got, want in zip(
+        torch.autograd.grad(y.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
 # Prepared weights kept in eval mode ----------------------------------------------------------------------------------
