@@ -1,5 +1,6 @@
 """Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks."""
 
+from kronecell.accounting import Cost, count
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
 from kronecell.export import export_onnx
 from kronecell.files import load, save
@@ -24,6 +25,7 @@ __all__ = [
     "TR",
     "TT",
     "CheckpointError",
+    "Cost",
     "DataError",
     "Dense",
     "Factor",
@@ -37,6 +39,7 @@ __all__ = [
     "ShapeError",
     "TensorLinear",
     "Tucker",
+    "count",
     "export_onnx",
     "factorize",
     "load",
