@@ -1,6 +1,7 @@
 """Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks."""
 
 from kronecell.accounting import Cost, count
+from kronecell.compress import compress
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
 from kronecell.export import export_onnx
 from kronecell.files import load, save
@@ -10,6 +11,7 @@ from kronecell.modes import factorize
 from kronecell.network import Factor, Network
 from kronecell.plan import Plan
 from kronecell.rnn import GRU, LSTM
+from kronecell.suggest import suggest
 from kronecell.tune import tune
 
 __version__ = "0.1.0"
@@ -39,11 +41,13 @@ __all__ = [
     "ShapeError",
     "TensorLinear",
     "Tucker",
+    "compress",
     "count",
     "export_onnx",
     "factorize",
     "load",
     "parse",
     "save",
+    "suggest",
     "tune",
 ]

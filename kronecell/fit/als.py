@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from kronecell.network import Factor, Network
-from kronecell.order import EXACT_LIMIT, Tree, greedy, optimal
+from kronecell.order import CONNECTED_LIMIT, Tree, greedy, optimal
 from kronecell.plan import Plan
 
 TARGET = "W"  # the name of the dense tensor in the right-hand side's network
 FROZEN = "inputs"  # the name of calibration inputs in a network: a factor that takes part and never changes
 SOLVABLE = 4096  # unknowns per right-hand side up to which a factor's system is solved; larger factors keep their start
+SEARCHED = 1 << 20  # elements of W from which the best contraction order is worth a search of up to a second
+QUICK = 5  # tensors up to which the best order is found in no time
 CUTOFF = 1e-14  # eigenvalues of G below this part of the largest are directions the error does not see
 
 
@@ -57,7 +59,7 @@ class Environment:
         factors = (Factor(_free_name(self.network), self.network.outputs), *self.others)
         batch, own, bonds = self.legs
         network = Network.of(factors, (), (*batch, *own, *bonds), self.network.sizes)
-        return Plan(network, optimal(network), order="environment")
+        return Plan(network, _tree(network, prod(network.shape(self.network.outputs)) > SEARCHED), order="environment")
 
     @cached_property
     def gram(self) -> Plan:
@@ -145,8 +147,17 @@ def balance(factors: dict[str, Tensor]) -> None:
 
 
 def gram_tree(network: Network) -> Tree:
-    """Exact where that is quick; greedy beyond, which also takes networks that fall into parts (KCP's groups do)."""
-    return optimal(network) if len(network.factors) <= EXACT_LIMIT else greedy(network, 1)
+    """The order for a product of two copies of the factors: small tensors, so a quick search is enough."""
+    return _tree(network, False)
+
+
+def _tree(network: Network, search: bool) -> Tree:
+    """The best order where the contraction is worth the search, else a greedy one (a fit makes dozens of plans).
+
+    Greedy also takes networks that fall into parts, as those of KCP's groups do.
+    """
+    count = len(network.factors)
+    return optimal(network) if count <= (CONNECTED_LIMIT if search else QUICK) else greedy(network, 1)
 
 
 def _free_name(network: Network) -> str:

@@ -13,6 +13,8 @@ from kronecell.fit.options import FitOptions
 from kronecell.network import Network
 
 FIRST_SWEEPS = 12  # sweeps every start gets before the best are chosen
+FINAL_STEPS = 25  # steps every finalist gets before the best of them is refined to the end
+FEW_PARAMETERS = 400  # up to here half of the starts become finalists; beyond, the two best
 NEWTON_PARAMETERS = 1500  # beyond this the matrix of all pairs of parameters costs more than further sweeps
 NOISE = 0.01  # zeros of a start become this part of the factor's size: a zero direction has no gradient and would stay
 
@@ -42,26 +44,37 @@ def refine(
             return factors
     assert first is not None
     trials.sort(key=lambda trial: trial[:2])
+    parameters = sum(tensor.numel() for name, tensor in first[2].items() if name != FROZEN)
+    finalists = 1 if parameters > NEWTON_PARAMETERS else 2 if parameters > FEW_PARAMETERS else len(trials) // 2 + 1
     finished: list[Trial] = [first]
-    for _, count, factors in trials[: 1 + (len(trials) + 1) // 2]:
-        error = _finish(network, target, factors, norm, options, label)
+    for _, count, factors in trials[:finalists]:
+        error = _finish(network, target, factors, norm, options, label, min(options.sweeps, FINAL_STEPS))
         finished.append((error, count, factors))
         if error < NEAR_EXACT:
-            break
-    return min(finished, key=lambda trial: trial[:2])[2]
+            return factors
+    error, count, factors = min(finished, key=lambda trial: trial[:2])
+    if count >= 0:  # the factors of a start that nothing improved are returned untouched
+        _finish(network, target, factors, norm, options, label, options.sweeps)
+    return factors
 
 
 def _finish(
-    network: Network, target: Tensor, factors: dict[str, Tensor], norm: float, options: FitOptions, label: str
+    network: Network,
+    target: Tensor,
+    factors: dict[str, Tensor],
+    norm: float,
+    options: FitOptions,
+    label: str,
+    steps: int,
 ) -> float:
-    """To the end, in place; returns the relative error.
+    """At most `steps` more steps, in place; returns the relative error.
 
     With few parameters a step of all factors at once gains more than dozens of sweeps, at the price of a few.
     """
-    count = sum(tensor.numel() for name, tensor in factors.items() if name != FROZEN)
-    if count > NEWTON_PARAMETERS:
-        return _alternate(network, target, factors, norm, options, options.sweeps, label)
-    error = newton(network, target, factors, norm, options.sweeps, options)
+    parameters = sum(tensor.numel() for name, tensor in factors.items() if name != FROZEN)
+    if parameters > NEWTON_PARAMETERS or options.sweeps <= FIRST_SWEEPS:
+        return _alternate(network, target, factors, norm, options, steps, label)
+    error = newton(network, target, factors, norm, steps, options)
     options.report(f"{label}: all factors at once, relative error {error:.6f}")
     return error
 
