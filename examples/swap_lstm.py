@@ -65,13 +65,13 @@ def main(folder: Path) -> None:
     # 2. Training is unchanged.
     generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for step in range(30):
+    for step in range(16):
         videos, labels = moving_bars(32, generator)
         loss = nn.functional.cross_entropy(model(videos), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 0 or step == 29:
+        if step % 5 == 0:
             print(f"step {step:2d}: loss {loss.item():.3f}")
     model.eval()
     videos, labels = moving_bars(64, generator)

@@ -211,7 +211,7 @@ class Recurrent(nn.Module):
         if torch.compiler.is_compiling():
             return "loop"  # the native kernel has no graph that the compiler could differentiate
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
-            return "loop"  # oneDNN's bf16 LSTM ends the process on some machines (illegal instruction)
+            return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
         return self.recurrences[layer]
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,9 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "swap_lstm.py"
 
 
 def test_the_example_learns_saves_loads_exports_and_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(tmp_path)], capture_output=True, text=True, cwd=EXAMPLE.parents[1]
-    )
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # the model is small, and other tests may be running
+    command = [sys.executable, str(EXAMPLE), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLE.parents[1], env=one_thread)
     assert done.returncode == 0, done.stderr
     text = done.stdout
     assert re.search(r"W: 4,718,592 parameters became [\d,]{1,6}\n", text)
