@@ -18,7 +18,7 @@ from kronecell.network import Network
 from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
 from kronecell.split import OUT, Split
-from kronecell.tune import Product, bucket, choose, explain
+from kronecell.tune import Product, bucket, choose, edition, explain
 
 TRACED_ROWS = 64  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
@@ -60,6 +60,7 @@ class TensorLinear(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self._names = (*network.shapes,)
         self._kept = Kept()
+        self._choices: dict[tuple[Any, ...], Runner] = {}
         if bias:
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
@@ -108,8 +109,18 @@ class TensorLinear(nn.Module):
     def plan(self, rows: int) -> Runner:
         """How x W is run for a number of rows: the only place where that is chosen."""
         if self.order == "auto":
-            return choose(self.product(rows))
+            return self._chosen(rows, columns=False)
         return _named_plan(self.format, self.order, bucket(rows), self.gates, self.shared)
+
+    def _chosen(self, rows: int, columns: bool) -> Runner:
+        """The choice for a product, remembered here: a step of a stream must not pay for looking it up."""
+        like = getattr(self, self._names[0])
+        grad = torch.is_grad_enabled() and like.requires_grad
+        key = (bucket(rows), columns, grad, like.dtype, like.device.type, torch.get_num_threads(), edition())
+        runner = self._choices.get(key)
+        if runner is None or key[-1] is None:
+            runner = self._choices[key] = choose(self.product(rows, columns))
+        return runner
 
     def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
         """The map x -> x W for about `rows` rows, with the work that needs no x already done."""
@@ -127,7 +138,7 @@ class TensorLinear(nn.Module):
         """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""
         if self._traced_split is None or torch.compiler.is_compiling():
             return self._traced_split
-        runner = choose(self.product(rows, columns=True))
+        runner = self._chosen(rows, columns=True)
         assert isinstance(runner, Split)
         return runner
 

@@ -65,6 +65,17 @@ class Choice:
 
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
 _recording: list[Product] | None = None
+_edition = 0  # grows whenever a choice may have changed, so that modules can remember theirs cheaply
+
+
+def edition() -> int | None:
+    """A number that stays the same as long as all choices do; None while they must not be remembered."""
+    return None if _recording is not None else _edition
+
+
+def _changed() -> None:
+    global _edition
+    _edition += 1
 
 
 def bucket(rows: int) -> int:
@@ -179,6 +190,7 @@ def tune(
         choices = measure(product, repeats)
         _chosen[product.key] = choices[0].name
         results[product.key] = choices
+    _changed()
     return results
 
 
@@ -200,6 +212,7 @@ def explain(product: Product) -> str:
 def forget() -> None:
     """Drop all measured choices."""
     _chosen.clear()
+    _changed()
 
 
 def save_choices(path: Path | str) -> None:
@@ -220,4 +233,5 @@ def load_choices(path: Path | str) -> int:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PlanError(f"{path} is not a file of choices; write one with kronecell.tune.save_choices") from None
     _chosen.update(choices)
+    _changed()
     return len(choices)
