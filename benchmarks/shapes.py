@@ -1,0 +1,36 @@
+"""The layers that are measured: the paper's formats at the paper's shapes, our further formats beside them."""
+
+from __future__ import annotations
+
+from kronecell.formats import CP, KT, LowRank, Tucker
+from kronecell.formats.base import Format
+from kronecell.formats import BT, HT, KCP, TR, TT
+from kronecell.paper import SETTINGS, paper_format
+
+GATES = 4
+KCP_LABELS = {"UCF11": ("KCP(4,4,2)", "KCP(4,2,2)"), "UCF50": ("KCP(6,2,2)", "KCP(4,2,2)")}
+MAIN = "KCP(4,4,2)"
+
+
+def formats(dataset: str) -> dict[str, Format]:
+    """All compressed formats of one data set by label."""
+    setting = SETTINGS[dataset]
+    found = {label: paper_format(dataset, label) for label in ("TT", "BT", "TR", "HT", *KCP_LABELS[dataset])}
+    m, n = setting.m, setting.n
+    return {**found, "LowRank": LowRank(m, n, 8), "CP": CP(m, n, 8), "Tucker": Tucker(m, n, 4), "KT": KT(m, n, 4)}
+
+
+def small_formats() -> dict[str, Format]:
+    """The same formats on a layer of 36 x 16, for a quick look whether everything runs."""
+    m, n = (3, 2, 2, 3), (2, 2, 2, 2)
+    return {
+        "TT": TT(m, n, 2),
+        "BT": BT(m, n, 2, P=2),
+        "TR": TR(m, n, 2),
+        "HT": HT(m, n, 2),
+        MAIN: KCP(m, n, 2, 2, 2),
+        "LowRank": LowRank(m, n, 2),
+        "CP": CP(m, n, 2),
+        "Tucker": Tucker(m, n, 2),
+        "KT": KT(m, n, 2),
+    }
