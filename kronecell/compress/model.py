@@ -2,8 +2,8 @@
 
 A rule maps a pattern of names to a recipe. A pattern is matched against names of modules (of an LSTM or GRU it then
 means the input matrices W of all layers, as `input_format` does) and against names of matrices, such as
-rnn.weight_hh_l0, which stands for both directions. Recipes: "tt:r=8" (modes are chosen), "tt:m=8x8,n=4x4,r=3", a Format,
-or with a budget or an error just kinds, "tt" or "tt|kcp", whose ranks are then chosen per matrix.
+rnn.weight_hh_l0, which stands for both directions. Recipes: "tt:r=8" (modes are chosen), "tt:m=8x8,n=4x4,r=3", a
+Format, or with a budget or an error just kinds, "tt" or "tt|kcp", whose ranks are then chosen per matrix.
 """
 
 from __future__ import annotations
