@@ -27,6 +27,8 @@ LAYERS = [
     {"layer_formats"},
     {"linear"},
     {"recurrence"},
+    {"sequences"},
+    {"recurrent"},
     {"rnn"},
     {"accounting", "suggest", "paper_printed"},
     {"files", "paper"},
