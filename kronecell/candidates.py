@@ -17,8 +17,10 @@ from kronecell.plan import Plan
 from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
-DENSE_LIMIT = 2**26  # elements of the largest dense matrix that is worth considering: 256 MB in float32
+DENSE_LIMIT = 2**22  # elements up to which making W is considered at all: what was compressed for memory stays so
 CHUNK_ELEMENTS = 2**20  # an intermediate of this size stays in a core's cache
+
+IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 
 Sharing = bool | tuple[str, ...]
 
@@ -106,10 +108,10 @@ class Prices:
     """
 
     read: float = 4.0
-    written: float = 40.0
-    copied: float = 30.0
-    matrix: float = 20_000.0
-    call: float = 400_000.0
+    written: float = 128.0
+    copied: float = 20.0
+    matrix: float = 2_000.0
+    call: float = 1_800_000.0
 
 
 PRICES = Prices()
@@ -120,6 +122,7 @@ def work(runner: Runner, rows: int, hoisted: bool) -> dict[str, float]:
     if isinstance(runner, Chunked):
         once = work(runner.plan, runner.plan.rows, hoisted=False)
         prepared = work(runner.plan, 0, hoisted) if hoisted else {}
+        once["written"] *= IN_CACHE
         return {key: value * rows / runner.plan.rows + prepared.get(key, 0.0) for key, value in once.items()}
     plan = runner.inner if isinstance(runner, Split) else runner
     total = dict.fromkeys(("macs", "read", "written", "copied", "matrix", "call"), 0.0)
@@ -131,7 +134,9 @@ def work(runner: Runner, rows: int, hoisted: bool) -> dict[str, float]:
         op, times = ops[step.name], 1 if step.hoisted else rows
         pairs = op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1
         total["macs"] += step.macs * times * pairs
-        total["read"] += prod(plan.network.shape(step.left_legs)) * times
+        sides = (prod(plan.network.shape(legs)) for legs in (step.left_legs, step.right_legs))
+        big, small = sides if INPUT in step.left else reversed([*sides])
+        total["read"] += big * times + small
         total["written"] += step.size * times * pairs
         total["copied"] += op.copied * (1 if step.hoisted else share)
         if op.matrices > 1:
