@@ -25,6 +25,7 @@ from kronecell.recurrent import Recurrent
 from kronecell.rnn import GRU, LSTM
 
 TOLERANCE = 1e-5  # largest difference to the module, relative to the largest value
+ROUNDING = 4.0  # where float32 is too coarse for that: how many times the module's own error the file's may be
 OTHER_SIZES = ((1, 1), (2, 9), (5, 3))  # (batch, time) of the comparisons; the example's own are never among them
 
 
@@ -273,18 +274,35 @@ def _difference(session: Any, module: nn.Module, inputs: Sequence[Tensor]) -> fl
         ) from None
     with torch.no_grad():
         expected = module(*inputs)
-    worst = 0.0
     for number, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
         if tuple(ours.shape) != theirs.shape:
             raise CheckpointError(
                 f"output {number} of the exported graph has shape {theirs.shape} on inputs {shapes}, expected "
                 f"{tuple(ours.shape)}; no file was left"
             )
-        scale = max(1.0, ours.abs().max().item())
-        worst = max(worst, (ours - torch.from_numpy(theirs)).abs().max().item() / scale)
-    if not worst <= TOLERANCE:
+    results = [torch.from_numpy(array) for array in got]
+    worst = _distance(results, expected)
+    if not worst <= TOLERANCE and not _is_rounding(module, inputs, results, expected):
         raise CheckpointError(
             f"the exported graph differs from the module by {worst:.1e} on inputs {shapes}, more than {TOLERANCE:.0e}; "
             "no file was left"
         )
     return worst
+
+
+def _distance(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Largest difference, relative to the largest value of each output; a NaN stays one."""
+    distances = [(a - b).abs().max() / max(1.0, b.abs().max().item()) for a, b in zip(some, others, strict=True)]
+    return float(torch.stack(distances).max())
+
+
+def _is_rounding(
+    module: nn.Module, inputs: Sequence[Tensor], results: Sequence[Tensor], expected: Sequence[Tensor]
+) -> bool:
+    """Whether the file is about as near to the result in double precision as the module is.
+
+    A layer with 57,600 inputs of rms 1 starts with gates of rms 9; there float32 itself is no better than 1e-5.
+    """
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(*(x.double() if x.is_floating_point() else x for x in inputs))
+    return _distance(results, exact) <= ROUNDING * _distance(expected, exact)

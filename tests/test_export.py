@@ -175,11 +175,32 @@ def test_the_factored_file_is_small_and_knows_nothing_of_this_machine(tmp_path: 
 def test_a_file_that_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exported graph is right, so the law is tested by a tolerance that nothing can meet."""
     monkeypatch.setattr(export_module, "TOLERANCE", -1.0)
+    monkeypatch.setattr(export_module, "ROUNDING", -1.0)
     target = tmp_path / "rnn.onnx"
     target.write_text("old")
     with pytest.raises(kc.CheckpointError, match="differs from the module"):
         kc.export_onnx(kc.GRU(12, 8, input_format=KCP), target, torch.randn(2, 3, 12))
     assert target.read_text() == "old" and [*tmp_path.iterdir()] == [target]
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_paper_s_size_passes_the_comparison(tmp_path: Path) -> None:
+    """Its gates are large for white inputs, and float32 rounds accordingly."""
+    torch.manual_seed(0)
+    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), K=4, CA=4, CB=2)
+    rnn = kc.LSTM(fmt.M, fmt.N, batch_first=True, input_format=fmt, hidden_format="tt:r=4")
+    report = kc.export_onnx(rnn, tmp_path / "rnn.onnx", torch.randn(2, 3, fmt.M))
+    assert report.size < 200_000 and report.difference < 1e-4
+
+
+def test_a_small_mistake_in_the_graph_is_not_taken_for_rounding() -> None:
+    rnn = export_module.Flat(kc.GRU(12, 8, input_format=KCP).eval(), (None,))
+    x = torch.randn(3, 2, 12)
+    with torch.no_grad():
+        expected = rnn(x)
+    assert export_module._is_rounding(rnn, [x], expected, expected)
+    assert not export_module._is_rounding(rnn, [x], [tensor + 1e-4 for tensor in expected], expected)
+    assert not export_module._is_rounding(rnn, [x], [tensor * float("nan") for tensor in expected], expected)
 
 
 def test_a_graph_that_fixed_its_length_is_not_left_behind(tmp_path: Path) -> None:
