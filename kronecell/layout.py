@@ -143,7 +143,8 @@ def _rows(
     both = any({*f.legs} & outputs for f in top) or not bottom
 
     def box(f: Factor, row: float) -> Box:
-        modes = [column[leg] for leg in f.legs if leg in column]
+        outer = [leg for leg in f.legs if leg in column]
+        modes = [column[leg] for leg in outer if len(holders[leg]) == 1] or [column[leg] for leg in outer]
         return Box((min(modes) + max(modes)) / 2, row, max(modes) - min(modes))
 
     if both:

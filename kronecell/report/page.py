@@ -1,0 +1,323 @@
+"""The report as one HTML file: styles, script and data inside, nothing from the network, every name escaped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kronecell.atomic import write_atomically
+from kronecell.report.groups import CURVES, Group, group_runs
+from kronecell.report.load import Broken, Run, load_runs
+from kronecell.report.plans import PlanTable, plan_tables
+from kronecell.report.tables import FORMAT, Cell, shown_columns
+
+# The browser itself refuses every request of this page to anywhere.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+COSTS = {
+    "params_w": "parameters of W",
+    "params_model": "parameters of the model",
+    "macs_executed": "multiply-adds of a clip, as executed",
+    "macs_paper": "multiply-adds of a clip, by the paper's order",
+    "latency_ms": "latency of a clip, ms, measured",
+}
+METRICS = {"top1": "top-1 on validation", "loss": "training loss", "train_accuracy": "training accuracy"}
+
+
+def write_report(
+    runs: Iterable[Path | str], out: Path | str, title: str = "Kronecell report", notes: Sequence[str] = ()
+) -> tuple[list[Group], list[Broken]]:
+    """Write the page of all runs below the given folders; `notes` are shown under its title."""
+    loaded, broken = load_runs(runs)
+    groups = group_runs(loaded)
+    text = page(groups, broken, title, notes)
+    write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
+    return groups, broken
+
+
+def asset(name: str) -> str:
+    """A file of kronecell/assets."""
+    return (resources.files("kronecell") / "assets" / name).read_text(encoding="utf-8")
+
+
+def embed(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def page(groups: Sequence[Group], broken: Sequence[Broken], title: str, notes: Sequence[str] = ()) -> str:
+    """The whole document."""
+    runs = [run for group in groups for run in group.runs]
+    sections = [
+        _notices(runs, broken, groups),
+        _comparison(groups),
+        _scatter(),
+        _curves(),
+        _parameters(groups),
+        _plans(groups),
+        _runs(runs, broken),
+        _protocol(groups),
+        _environments(runs),
+    ]
+    states = [run.state for run in runs] + ["broken"] * len(broken)
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    introduction = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{asset('page.css')}</style></head>\n<body>"
+        f'<header class="page"><h1>{escape(title)}</h1><p class="soft">{len(groups)} experiments, '
+        f"{len(states)} runs: {escape(counted)}. Written {made}.</p>{introduction}</header>\n"
+        f"<main>{''.join(sections)}</main>"
+        "<footer>Made by <code>kronecell report</code>. This file needs no network.</footer>"
+        f'<script id="data" type="application/json">{embed(_data(groups))}</script>'
+        f"<script>{asset('charts.js')}</script></body></html>\n"
+    )
+
+
+def _data(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the charts draw."""
+    found = []
+    for group in groups:
+        top1 = group.spread("top1")
+        costs = {key: spread.mean for key in COSTS if (spread := group.spread(key)) is not None}
+        found.append(
+            {
+                "label": group.label,
+                "format": group.format_text,
+                "top1": None if top1 is None else top1.__dict__,
+                "costs": costs,
+                "parameters": dict(group.breakdown),
+                "curves": {key: group.curve(key) for key in CURVES},
+            }
+        )
+    return {"groups": found}
+
+
+def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Group]) -> str:
+    parts = []
+    running = [run for run in runs if run.state == "running"]
+    if running:
+        names = ", ".join(f"{_title(run)} (epoch {run.epoch} of {run.epochs})" for run in running)
+        parts.append(f'<div class="notice"><b>Still running:</b> {escape(names)}. Their figures are not final.</div>')
+    for run in runs:
+        if run.state in ("failed", "interrupted"):
+            words = f"{_title(run)} {run.state}: {run.message or 'no message'}"
+            parts.append(f'<div class="notice">{escape(words)}</div>')
+        if run.problems:
+            parts.append(f'<div class="notice">{escape(_title(run))}: {escape("; ".join(run.problems))}</div>')
+    parts += [
+        f'<div class="notice bad"><b>Broken:</b> <code>{escape(str(b.path))}</code>: {escape(b.reason)}</div>'
+        for b in broken
+    ]
+    parts += [
+        f'<div class="notice bad">{escape(group.label)}: its format cannot be read: {escape(group.problem)}</div>'
+        for group in groups
+        if group.problem
+    ]
+    return "".join(parts)
+
+
+def _comparison(groups: Sequence[Group]) -> str:
+    columns = shown_columns(groups)
+    heads = [(column.title, column.hint) for column in columns]
+    body = [[column.cell(group) for column in columns] for group in groups]
+    texts = {i for i, column in enumerate(columns) if column.text}
+    formats = {i: "format" for i, column in enumerate(columns) if column.title == FORMAT}
+    text = "" if not any(column.paper for column in columns) else (
+        "<p>Values of the paper are printed ones, for the same layer; its accuracies stand only beside the same data "
+        "set.</p>"
+    )  # fmt: skip
+    return (
+        "<h2>Comparison</h2><p>Two ratios, because they differ by far: that of W, the input weights, which is the "
+        "paper's figure, and that of the whole model, whose recurrent weights U and classifier stay dense. Click a "
+        f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats)
+    )
+
+
+def _table(
+    heads: Sequence[tuple[str, str]],
+    body: Sequence[Sequence[Cell]],
+    texts: set[int],
+    name: str,
+    classes: dict[int, str] | None = None,
+) -> str:
+    """A table whose `texts` columns are text; with "sortable" in its name the headings are buttons."""
+    sort = "sortable" in name
+    parts = [f'<div class="wide"><table class="{name}"><thead><tr>']
+    for i, (title, hint) in enumerate(heads):
+        words = f'<button type="button">{escape(title)}</button>' if sort else escape(title)
+        parts.append(f'<th scope="col" title="{escape(hint)}"{_class(i, texts, {})}>{words}</th>')
+    parts.append("</tr></thead><tbody>")
+    for line in body:
+        parts.append("<tr>")
+        for i, cell in enumerate(line):
+            order = "" if cell.order is None else escape(str(cell.order))
+            words = (
+                escape(cell.text).replace(",", ",<wbr>") if (classes or {}).get(i) == "format" else escape(cell.text)
+            )
+            parts.append(f'<td data-sort="{order}"{_class(i, texts, classes or {})}>{words}</td>')
+        parts.append("</tr>")
+    return "".join([*parts, "</tbody></table></div>"])
+
+
+def _class(i: int, texts: set[int], classes: dict[int, str]) -> str:
+    names = " ".join(filter(None, ("text" if i in texts else "", classes.get(i, ""))))
+    return f' class="{names}"' if names else ""
+
+
+def _options(choices: dict[str, str]) -> str:
+    return "".join(f'<option value="{key}">{escape(words)}</option>' for key, words in choices.items())
+
+
+def _scatter() -> str:
+    return (
+        "<h2>Accuracy against cost</h2><p>Points are means over folds and seeds, bars reach from the worst to the best "
+        f'run.</p><div class="controls"><label>cost <select id="cost">{_options(COSTS)}</select></label>'
+        '<label><input type="checkbox" id="logx" checked> log axis</label></div>'
+        '<div class="chart" data-chart="scatter"></div>'
+    )
+
+
+def _curves() -> str:
+    return (
+        "<h2>Learning curves</h2><p>Lines are means over folds and seeds, bands reach from the lowest to the highest "
+        f'run.</p><div class="controls"><label>show <select id="metric">{_options(METRICS)}</select></label>'
+        '<label>against <select id="base"><option value="epoch">epochs</option><option value="seconds">seconds'
+        '</option></select></label><label><input type="checkbox" id="logy"> log axis</label></div>'
+        '<div class="chart" data-chart="curves"></div>'
+    )
+
+
+def _parameters(groups: Sequence[Group]) -> str:
+    names = [name for name in ("W", "U", "bias", "classifier", "other") if any(name in g.breakdown for g in groups)]
+    heads = [("experiment", ""), *((name, "") for name in names), ("all", ""), ("W of all", "")]
+    body = []
+    for group in groups:
+        parts, total = group.breakdown, sum(group.breakdown.values())
+        if total:
+            cells = [Cell(f"{parts[n]:,}", parts[n]) if n in parts else Cell("unknown") for n in names]
+            share = parts["W"] / total
+            body.append([Cell(group.label), *cells, Cell(f"{total:,}", total), Cell(f"{share:.1%}", share)])
+    return (
+        "<h2>Where the parameters are</h2><p>Once W is compressed, the recurrent weights U are nearly all of the "
+        'model: a ratio of W says little about the file on disk.</p><div class="chart" data-chart="bars"></div>'
+        + _table(heads, body, {0}, "plain")
+    )
+
+
+def _plans(groups: Sequence[Group]) -> str:
+    parts = ["<h2>What is contracted when</h2><p>Numbers on the tensors are those of the steps; green steps need no "
+             "input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
+    seen: set[tuple[Any, ...]] = set()
+    for group in groups:
+        key = (group.format_text, str(group.shared), group.gates, group.rows)
+        tables = [] if key in seen else plan_tables(group)
+        if tables:
+            seen.add(key)
+            inside = "".join(_plan(table) for table in tables)
+            parts.append(
+                f"<details><summary>{escape(group.label)}: {escape(group.format_text)}</summary>{inside}</details>"
+            )
+    return "".join(parts) if seen else ""
+
+
+def _plan(table: PlanTable) -> str:
+    heads = [("step", ""), ("contract", ""), ("legs that stay", ""), ("multiply-adds", ""), ("when", "")]
+    body = [
+        [Cell(number), Cell(pair), Cell(out), Cell(f"{macs:,}"), Cell(when)]
+        for number, pair, out, macs, when in table.rows
+    ]
+    return (
+        f'<h3>{escape(table.title)}</h3><div class="drawing">{table.svg}</div>{_table(heads, body, {0, 1, 2}, "plain")}'
+        f"<p>{table.macs:,} multiply-adds a row, {table.hoisted:,} once per weight update, largest intermediate "
+        f"{table.peak:,} elements. {escape(table.after)}</p>"
+    )
+
+
+def _title(run: Run) -> str:
+    return f"{run.name} fold {run.fold} seed {run.seed}" if run.fold is not None else f"{run.name} ({run.path.name})"
+
+
+def _runs(runs: Sequence[Run], broken: Sequence[Broken]) -> str:
+    rows = []
+    for run in runs:
+        top1 = run.result.get("top1")
+        shown = f"{100 * top1:.1f}%" if isinstance(top1, int | float) else ""
+        hash_ = str(run.result.get("manifest_hash") or "")[:12]
+        seconds = run.result.get("seconds")
+        cells = (
+            f"{run.epoch}" + (f" of {run.epochs}" if run.epochs else ""),
+            shown,
+            f"{seconds:,.0f}" if isinstance(seconds, int | float) else "",
+        )
+        rows.append(
+            f'<tr><td class="text">{escape(_title(run))}</td><td class="text state {run.state}">{run.state}</td>'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            + f'<td class="text mono">{escape(hash_)}</td><td class="text mono wrap">{escape(str(run.path))}</td></tr>'
+        )
+    for b in broken:
+        name = escape(f"{b.path.parent.name}/{b.path.name}")
+        rows.append(
+            f'<tr><td class="text">{name}</td><td class="text state broken">broken</td>{"<td></td>" * 4}'
+            f'<td class="text mono wrap">{escape(str(b.path))}</td></tr>'
+        )
+    heads = "".join(
+        f'<th{" class=text" if text else ""}>{name}</th>'
+        for name, text in (("run", 1), ("state", 1), ("epochs", 0), ("top-1", 0), ("seconds of training", 0),
+                           ("data (hash)", 1), ("folder", 1))
+    )  # fmt: skip
+    return (
+        f'<h2>Runs</h2><div class="wide"><table class="main"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _protocol(groups: Sequence[Group]) -> str:
+    """Deviations from the paper's protocol: those of all first, then each experiment's own."""
+    lists = {}
+    for group in groups:
+        texts = [t for run in group.finished for t in run.result.get("deviations") or () if isinstance(t, str)]
+        if texts:
+            lists[group.label] = [*dict.fromkeys(texts)]
+    if not lists:
+        return ""
+    common = [text for text in next(iter(lists.values())) if all(text in texts for texts in lists.values())]
+    parts = ["<h2>Where this differs from the paper's protocol</h2>"]
+    if common:
+        parts.append(f"<p>All experiments:</p>{_bullets(common)}")
+    for label, texts in lists.items():
+        own = [text for text in texts if text not in common]
+        if own:
+            parts.append(f"<h3>{escape(label)}</h3>{_bullets(own)}")
+    return "".join(parts)
+
+
+def _bullets(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
+def _environments(runs: Sequence[Run]) -> str:
+    """Each distinct machine and set of versions once, with the runs made there."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if run.environment:
+            found.setdefault(json.dumps(run.environment, sort_keys=True, default=str), []).append(_title(run))
+    parts = ["<h2>Environment</h2>"] if found else []
+    for text, names in found.items():
+        facts = json.loads(text)
+        body = [
+            [Cell(str(key)), Cell(value if isinstance(value, str) else json.dumps(value))]
+            for key, value in facts.items()
+        ]
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        parts.append(
+            f"<p class=soft>{escape(shown)}</p>{_table([('', ''), ('', '')], body, {0, 1}, 'plain', {1: 'wrap'})}"
+        )
+    return "".join(parts)

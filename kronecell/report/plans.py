@@ -1,0 +1,57 @@
+"""The plans behind a group's product x W: by the paper's order, and the one that is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kronecell.candidates import Chunked
+from kronecell.drawing import draw, step_rows
+from kronecell.errors import KronecellError
+from kronecell.linear import TensorLinear
+from kronecell.paper import paper_order
+from kronecell.plan import Plan
+from kronecell.report.groups import Group
+from kronecell.split import Split
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """A plan for the page: title, step rows, totals, drawing, and what is done after its steps."""
+
+    title: str
+    rows: list[tuple[str, str, str, int, str]]
+    macs: int
+    hoisted: int
+    peak: int
+    svg: str
+    after: str = ""
+
+
+def plan_tables(group: Group) -> list[PlanTable]:
+    """Two tables; none for a plain matrix or a format that cannot be read."""
+    fmt = group.format
+    if fmt is None:
+        return []
+    try:
+        theirs = fmt.plan(paper_order(fmt), group.rows, gates=group.gates, shared=group.shared)
+        layer = TensorLinear(fmt, gates=group.gates, shared=group.shared, bias=False, device="meta")
+        runner = layer.split(group.rows) or layer.plan(group.rows)
+    except KronecellError:
+        return []
+    tables = [_table(f"the paper's order ({theirs.order})", theirs)]
+    if isinstance(runner, Split):
+        width = runner.gates * group.hidden
+        after = (
+            f"Then S, the {runner.width:,} columns left for each row, times Out ({runner.width:,} x {width:,}) inside "
+            f"the recurrent kernel: {runner.width * width:,} multiply-adds a row. Out is made once per weight update."
+        )
+        tables.append(_table(f"as run for {group.rows:,} rows (thin split)", runner.inner, after))
+    else:
+        plan = runner.plan if isinstance(runner, Chunked) else runner
+        after = f"In chunks of {plan.rows:,} rows." if isinstance(runner, Chunked) else ""
+        tables.append(_table(f"as run for {group.rows:,} rows ({plan.order})", plan, after))
+    return tables
+
+
+def _table(title: str, plan: Plan, after: str = "") -> PlanTable:
+    return PlanTable(title, step_rows(plan), plan.macs, plan.hoisted_macs, plan.peak, draw(plan, steps=False), after)
