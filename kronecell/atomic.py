@@ -1,37 +1,45 @@
-"""Writing a file so that a reader sees the old one or the whole new one, never a part."""
+"""Writing a file so that a reader sees the old one or the whole new one, never a part, whatever happens."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from kronecell.errors import KronecellError
 
+TEMPORARY = ".tmp-"  # followed by the process id; whatever still has it after a crash can be deleted
+
 
 def write_atomically(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside the target, sync it, and rename it over the target."""
-    target = Path(target)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        os.close(handle)
+        replace_whole(Path(target), write)
     except OSError as error:
         raise KronecellError(f"cannot write {target}: {error.strerror or error}") from None
-    temporary = Path(name)
+
+
+def replace_whole(target: Path, fill: Callable[[Path], object]) -> None:
+    """The same, for callers that say in their own words what an OSError means."""
+    temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
     try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        fill(temporary)
+        _sync(temporary)
         os.replace(temporary, target)
-    except OSError as error:
-        raise KronecellError(f"cannot write {target}: {error.strerror or error}") from None
+        _sync(target.parent)  # makes the rename itself last through a power cut
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def remove_temporaries(folder: Path) -> None:
+    """Delete what writers that were killed left behind."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
