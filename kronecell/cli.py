@@ -9,13 +9,19 @@ from typing import Any
 import typer
 
 from kronecell import __version__
-from kronecell.commands import count, demo, paper
+from kronecell.commands import compress, count, data, demo, paper, report, sweep, train
 from kronecell.errors import KronecellError
 
 COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "demo": demo.demo,
+    "train": train.train,
+    "sweep": sweep.sweep,
     "count": count.count,
     "formats": count.formats,
+    "compress": compress.compress,
+    "inspect": compress.inspect,
+    "data": data.app,
+    "report": report.report,
     "paper": paper.app,
 }
 

@@ -48,7 +48,8 @@ class Experiment:
     height: int = 120
     frames: int = 6
     segments: int = 10
-    normalise: str = "unit"
+    normalise: str = "pixel"
+    pixel_mean: float = 0.0
     input_gain: float = 1.0
     dropout: float = 0.0
     order: str = "auto"
@@ -126,6 +127,7 @@ class Experiment:
             order=self.order,
             dropout=self.dropout,
             normalise=self.normalise,
+            pixel_mean=self.pixel_mean,
             input_gain=self.input_gain,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kronecell.candidates import Chunked
 from kronecell.formats import Format, Shared
 from kronecell.linear import TensorLinear
 from kronecell.model import VideoClassifier
@@ -56,12 +57,10 @@ def shared_macs(fmt: Format, gates: int, shared: Shared) -> int:
 
 def executed_macs(weight: TensorLinear, rows: int) -> tuple[int, int]:
     """(multiply-adds of one W x, those done once per weight update) of the plan this layer really runs."""
-    split = weight.split(rows)
-    if split is None:
-        plan = weight.plan(rows)
-        return plan.macs, plan.hoisted_macs
-    # x -> R by the inner plan, R -> gates as an ordinary matrix product inside the recurrent kernel.
-    return split.inner.macs + split.width * weight.out_features, split.inner.hoisted_macs + split.outer.total_macs
+    with torch.enable_grad():  # the way of a training step
+        runner = weight.split(rows) or weight.plan(rows)
+    plan = runner.plan if isinstance(runner, Chunked) else runner
+    return plan.macs, plan.hoisted_macs
 
 
 @torch.no_grad()

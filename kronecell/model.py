@@ -11,15 +11,15 @@ from kronecell.layer_formats import FormatSpecs
 from kronecell.rnn import GRU, LSTM
 
 CELLS: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
-NORMALISATIONS = ("unit", "centred", "frame")
+NORMALISATIONS = ("pixel", "frame")
 
 
 class VideoClassifier(nn.Module):
     """(batch, time, M) uint8 or float -> (batch, classes) scores.
 
-    `normalise` is "unit" (pixels to [0, 1]), "centred" (to [-1, 1]) or "frame" (every frame to mean 0, rms 1).
-    `input_gain` multiplies the result: torch draws W for inputs of about hidden_size numbers, and 57,600 pixels drive
-    every gate into saturation; a gain of sqrt(3 H / M) starts the gates at unit variance.
+    A byte p becomes (p / 255 - pixel_mean) * input_gain; with normalise="frame" every frame is brought to mean 0 and
+    rms 1 first. The gain matters: torch draws W for inputs of about hidden_size numbers, and 57,600 pixels drive every
+    gate into saturation; for inputs of rms 1 a gain of sqrt(3 H / M) starts the gates at unit variance.
 
     >>> model = VideoClassifier(576, 16, 11, input_format="kcp:m=24x24,n=4x4,K=2,CA=2,CB=2")
     >>> model(torch.zeros(2, 6, 576, dtype=torch.uint8)).shape
@@ -38,7 +38,8 @@ class VideoClassifier(nn.Module):
         shared: Shared = False,
         order: str = "auto",
         dropout: float = 0.0,
-        normalise: str = "unit",
+        normalise: str = "pixel",
+        pixel_mean: float = 0.0,
         input_gain: float = 1.0,
         forget_bias: float | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class VideoClassifier(nn.Module):
             raise ShapeError(f"classes must be at least 2, got {classes}")
         if not 0 <= dropout < 1:
             raise ShapeError(f"dropout must be from 0 to below 1, got {dropout}")
-        self.normalise, self.input_gain = normalise, float(input_gain)
+        self.normalise, self.pixel_mean, self.input_gain = normalise, float(pixel_mean), float(input_gain)
         self.rnn = CELLS[cell](
             input_size,
             hidden_size,
@@ -73,12 +74,11 @@ class VideoClassifier(nn.Module):
     def normalised(self, frames: Tensor) -> Tensor:
         """What the recurrent layer reads, in float."""
         x = frames.to(self.classifier.weight.dtype)
-        if self.normalise == "unit":
-            return x * (self.input_gain / 255.0)
-        if self.normalise == "centred":
-            return (x - 127.5) * (self.input_gain / 127.5)
+        if self.normalise == "pixel":
+            x = x * (self.input_gain / 255.0)
+            return x - self.pixel_mean * self.input_gain if self.pixel_mean else x
         variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
         return (x - mean) * (self.input_gain * (variance + 1.0).rsqrt())  # + 1: a black frame stays black
 
     def extra_repr(self) -> str:
-        return f"normalise={self.normalise}, input_gain={self.input_gain:g}"
+        return f"normalise={self.normalise}, pixel_mean={self.pixel_mean:g}, input_gain={self.input_gain:g}"

@@ -41,7 +41,9 @@ def deviations(experiment: Experiment, progress: Progress | None = None) -> list
         f"learning rate schedule {e.schedule}": e.schedule != "constant",
         f"mixed precision {e.precision}": e.precision != "float32",
         f"dropout {e.dropout:g}": e.dropout > 0,
-        f"frames normalised ({e.normalise}, gain {e.input_gain:g})": e.normalise != "unit" or e.input_gain != 1.0,
+        f"input normalised ({e.normalise}, mean {e.pixel_mean:g}, gain {e.input_gain:g})": (
+            e.normalise != "pixel" or e.input_gain != 1.0 or e.pixel_mean != 0.0
+        ),
         f"stops after {e.early_stop} epochs without improvement": e.early_stop > 0,
         f"validated every {e.eval_every} epochs": e.eval_every > 1,
     }

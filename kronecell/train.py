@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -190,11 +190,12 @@ def _train_step(
     for group in optimiser.param_groups:
         group["lr"] = rate
     x, y = batch.x.to(world.device, non_blocking=True), batch.y.to(world.device, non_blocking=True)
-    with _precision(settings.precision, world.device):
-        scores = replica(x)
-    loss = F.cross_entropy(scores.float(), y)
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()
+    with _kernels(settings.precision, world.device):
+        with _precision(settings.precision, world.device):
+            scores = replica(x)
+        loss = F.cross_entropy(scores.float(), y)
+        loss.backward()
     limit = settings.clip_norm if settings.clip_norm > 0 else math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(replica.parameters(), limit, foreach=False))
     value = float(loss.detach())
@@ -228,10 +229,12 @@ def _add(progress: Progress, sums: list[float], seconds: float) -> None:
 
 
 def _schedule(settings: TrainSettings, progress: Progress, steps: int) -> float:
-    """What the learning rate is multiplied with: a function of the step alone, so there is no scheduler to save."""
+    """What the learning rate is multiplied with; a function of the step, or of a limited time: there is no state."""
     if settings.schedule == "constant":
         return 1.0
     done = (progress.epoch * steps + progress.step) / (settings.epochs * steps)
+    if settings.max_seconds:
+        done = max(done, min(progress.seconds / settings.max_seconds, 1.0))
     return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
@@ -264,7 +267,7 @@ def evaluate(
     correct = total = 0.0
     for done, batch in enumerate(loader, 1):
         segments = batch.x.flatten(0, 1).split(batch_size)
-        with _precision(precision, world.device):
+        with _kernels(precision, world.device), _precision(precision, world.device):
             scores = torch.cat([model(part.to(world.device)).float() for part in segments])
         chance = scores.softmax(-1).reshape(*batch.x.shape[:2], -1).mean(1)  # (videos, classes)
         right = (chance.argmax(-1).cpu() == batch.y) & batch.valid
@@ -298,6 +301,19 @@ def check_settings(settings: TrainSettings) -> None:
 
 def _precision(precision: str, device: torch.device) -> Any:
     return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+
+
+@contextmanager
+def _kernels(precision: str, device: torch.device) -> Iterator[None]:
+    """oneDNN's bfloat16 kernels end the process on some processors (illegal instruction); torch's own do not."""
+    if precision == "float32" or device.type != "cpu":
+        yield
+        return
+    before = torch.backends.mkldnn.set_flags(False)[0]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before)
 
 
 def _mix(*numbers: int) -> int:

@@ -1,9 +1,8 @@
-"""`kronecell train` and `kronecell sweep`: run experiments, one or many."""
+"""`kronecell train`: one experiment on one fold."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,7 +91,3 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         *(f"  - {text}" for text in result["deviations"]),
     ]
     return "\n".join(lines)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
