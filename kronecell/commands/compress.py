@@ -48,7 +48,10 @@ def compress(
     as_json: AsJson = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Compress the LSTM, GRU and Linear weights of a trained model and report what was lost."""
+    """Compress the LSTM, GRU and Linear weights of a trained model and report what was lost.
+
+    Example: kronecell compress model.safetensors small --rule rnn=kcp:K=4,CA=4,CB=2
+    """
     model = read_model(source, allow_pickle)
     rules = dict(_rule(text) for text in rule) if rule else None
     amount = None if budget is None else int(budget) if budget >= 1 else budget
@@ -68,7 +71,10 @@ def inspect(
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the layers of a file, their sizes, and what each format would give (sizes only; nothing is fitted)."""
+    """List the layers of a file, their sizes, and what each format would give (sizes only; nothing is fitted).
+
+    Example: kronecell inspect model.safetensors --ratio 20
+    """
     if ratio <= 1:
         raise KronecellError(f"--ratio must be above 1, got {ratio}")
     model = read_model(source, allow_pickle)
