@@ -57,7 +57,11 @@ def unit(path: Path) -> str:
 
 def imported(tree: ast.AST) -> set[str]:
     names: set[str] = set()
+    for_types = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    unseen = {id(inner) for block in for_types for inner in ast.walk(block)}  # names for the type checker only
     for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
