@@ -2,30 +2,39 @@
 
     python -m benchmarks.auto [--quick] [--results FOLDER]
 
-`kronecell.tune.measure` times all candidates. Those within twice the best are then timed again, in turn, together with
-the choice of the cost model and the paper's own order: from these come the ratios, so that no choice is judged by the
-times that made it. Both the tuned choice and the cost model's, without measurement, are given.
+All candidates are timed, except those predicted to take more than 8 times the cheapest. Those within 1.4 of the best
+are then timed again, in turn, together with the choice of the cost model and the paper's own order: from these come
+the ratios, so that no choice is judged by the times that made it. Both the tuned choice and the cost model's, without
+measurement, are given. The tuned choices are kept in choices.json, which `kronecell.tune.load_choices` reads.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from statistics import median
+
+import torch
 
 from benchmarks.prices import calls_of
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
-from benchmarks.timing import interleave, ratio, summary, threads
-from kronecell import tune
+from benchmarks.timing import interleave, ratio, threads
+from kronecell.atomic import write_atomically
 from kronecell.candidates import predict
 from kronecell.formats import Format
 from kronecell.paper import paper_order
+from kronecell.tune import Product, bucket
 
+CHOICES = "choices.json"
 ROWS = (1, 6, 96, 384)
 TRAINING_ROWS = (96,)
-NEAR = 2.0
-CASE_SECONDS = 0.4
+SKIP = 8.0  # times the cheapest prediction: not run
+GIVE_UP = 2.0  # times the fastest: not repeated
+NEAR = 1.4
+CASE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -48,29 +57,28 @@ class Found:
     paper_ratio: float | None
 
 
-def judge(dataset: str, label: str, fmt: Format, rows: int, shared: bool, grad: bool, quick: bool) -> Found:
+def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) -> Found:
     """Measure all candidates, choose, and measure the serious ones again."""
-    product = tune.Product(fmt, tune.bucket(rows), GATES, shared, grad)
-    runners = product.runners()
-    first = tune.measure(product, repeats=1 if quick else 5)
-    tuned = first[0].name
-    model = min(runners, key=lambda name: predict(runners[name], product.rows, grad))
+    fmt, shared, grad, runners = product.format, bool(product.shared), product.grad, product.runners()
+    price = {name: predict(runner, product.rows, grad) for name, runner in runners.items()}
+    tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
+    calls = calls_of(tried, fmt, rows, shared, grad)
+    seconds = {name: median(values) for name, values in interleave(calls, 3, 0.1, GIVE_UP).items()}
+    tuned = min(seconds, key=lambda name: seconds[name])
+    model = min(price, key=lambda name: price[name])
     paper = paper_order(fmt) or next(iter(fmt.orders()))
-    seconds = {choice.name: choice.measured or 0.0 for choice in first}
-    near = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned]]
-    again = dict.fromkeys([*near, tuned, model])
-    if paper in seconds and seconds[paper] < 20 * seconds[tuned]:
-        again[paper] = None
-    calls = calls_of({name: runners[name] for name in again}, fmt, product.rows, shared, grad)
-    samples = interleave(calls, 1 if quick else 15, CASE_SECONDS)
-    medians = {name: summary(values).seconds for name, values in samples.items()}
+    serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
+    if paper in seconds and seconds[paper] <= 4 * seconds[tuned] and paper not in serious:
+        serious.append(paper)
+    samples = interleave({name: calls[name] for name in serious}, 1 if quick else 15, CASE_SECONDS)
+    medians = {name: median(values) for name, values in samples.items()}
     best = min(medians, key=lambda name: medians[name])
-    slow = seconds[paper] / seconds[tuned] if paper in seconds else None
+    far = seconds[paper] / seconds[tuned] if paper in seconds else None
     return Found(
         dataset, label, shared, rows, grad, len(seconds), best, medians[best],
         tuned, ratio(samples, tuned, best).seconds,
         model, ratio(samples, model, best).seconds,
-        paper, ratio(samples, paper, best).seconds if paper in samples else slow,
+        paper, ratio(samples, paper, best).seconds if paper in samples else far,
     )  # fmt: skip
 
 
@@ -89,16 +97,20 @@ def run(options: Options) -> None:
     """Judge every product and report."""
     found: list[Found] = []
     start, shown = time.perf_counter(), ""
+    choices: dict[str, str] = {}
     with threads(1):
         for dataset, label, fmt, rows, shared, grad in products(options.quick):
             if label != shown:
                 options.say(f"auto: {dataset} {label} ({time.perf_counter() - start:.0f} s)")
                 shown = label
-            found.append(judge(dataset, label, fmt, rows, shared, grad, options.quick))
+            product = Product(fmt, bucket(rows), GATES, shared, grad)
+            found.append(judge(dataset, label, product, rows, options.quick))
+            choices[product.key] = found[-1].tuned
     lines = []
     for item in sorted(found, key=lambda item: -item.model_ratio):
         how = f"{'shared' if item.shared else 'unshared'}, {'training' if item.grad else 'inference'}"
-        paper = f"{item.paper_ratio:.2f} ({item.paper})" if item.paper_ratio is not None else "not run"
+        paper = f"{item.paper_ratio:.2f}" if item.paper_ratio is not None else f"predicted over {SKIP:.0f}"
+        paper += f" ({item.paper})"
         lines.append(
             (item.format, how, item.rows, item.candidates, f"{item.best_seconds * 1e3:.3f} ({item.best})",
              f"{item.tuned_ratio:.2f} ({item.tuned})", f"{item.model_ratio:.2f} ({item.model})", paper)
@@ -111,9 +123,11 @@ def run(options: Options) -> None:
 
 {machine()} Layer of 57,600 -> 4 x 256 (UCF11). Times over that of the best candidate.
 Within 1.15 of the best: tuned {within["tuned_ratio"]:.0%}, untuned {within["model_ratio"]:.0%}.
-Products are made for the next power of two of the rows, as `auto` does. Sorted by how far the cost model's choice is off.
+Plans are made for the next power of two of the rows, as `auto` does. Sorted by how far the cost model's choice is off.
 
 {table(head, lines)}"""
+    saved = json.dumps({"kronecell_choices": 1, "torch": torch.__version__, "choices": choices}, indent=1)
+    write_atomically(options.results / CHOICES, lambda path: path.write_text(saved))
     write(options, "auto", {"within 1.15": within, "products": [asdict(item) for item in found]}, text)
 
 

@@ -162,7 +162,9 @@ def _lstm_makers() -> list[tuple[str, str, Callable[[], nn.Module]]]:
     def make(path: str, file: str, cls: str, *arguments: Any) -> nn.Module:
         import importlib
 
-        copies = [[*a] if isinstance(a, list) else a for a in arguments]  # these classes change the lists they are given
+        copies = [
+            [*a] if isinstance(a, list) else a for a in arguments
+        ]  # these classes change the lists they are given
         return getattr(importlib.import_module(f"tednet.tnn.{path}.{file}"), cls)(*copies)
 
     tr_ranks = [SETTING.tr_rank] * 13

@@ -16,7 +16,7 @@ from statistics import mean, median
 
 import torch
 
-from benchmarks.results import Options, main, machine, table, write
+from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.candidates import PRICES, Prices, Runner, candidates, predict, work

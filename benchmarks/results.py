@@ -43,6 +43,15 @@ def machine(threads: Sequence[int] = (1,)) -> str:
     return f"Measured on {os.cpu_count()} cores of a {kind} machine, {used}, torch {torch.__version__}, float32."
 
 
+def available_memory() -> float:
+    """Free memory in GB; infinite where the system does not say."""
+    try:
+        import psutil
+    except ImportError:
+        return float("inf")
+    return float(psutil.virtual_memory().available) / 1e9
+
+
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(map(str, head)) + " |", "|" + " --- |" * len(head)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kronecell.formats import CP, KT, LowRank, Tucker
+from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, LowRank, Tucker
 from kronecell.formats.base import Format
-from kronecell.formats import BT, HT, KCP, TR, TT
 from kronecell.paper import SETTINGS, paper_format
 
 GATES = 4
