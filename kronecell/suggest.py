@@ -186,7 +186,9 @@ def _choose(
         return None if modes is None else largest_within(kind, *modes, lambda fmt: fmt.num_params <= budget)
 
     def accepts(fmt: Format) -> bool:
-        return fmt.num_params <= budget if budget is not None else measured_ms(fmt, rows) <= (latency or 0.0)
+        if budget is not None:
+            return fmt.num_params <= budget
+        return fmt.num_params < M * N and measured_ms(fmt, rows) <= (latency or 0.0)
 
     choices = (largest_within(kind, m, n, accepts) for m, n in mode_choices(kind, M, N))
     useful = [fmt for fmt in choices if fmt is not None and fmt.num_params < M * N]

@@ -16,6 +16,7 @@ class FitOptions:
 
     refine      lower the error of the whole network after the closed-form start
     sweeps      refinement rounds at most, over all factors each
+    joint       end with steps of all factors at once where they are few (far better fits, several times the time)
     tolerance   stop when a round lowers the relative error by less than this part
     starts      random starts besides the closed form; None is the format's own number
     seed        everything random comes from here
@@ -25,6 +26,7 @@ class FitOptions:
 
     refine: bool = True
     sweeps: int = 100
+    joint: bool = True
     tolerance: float = 1e-5
     starts: int | None = None
     seed: int = 0

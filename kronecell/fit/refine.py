@@ -47,13 +47,14 @@ def refine(
     parameters = sum(tensor.numel() for name, tensor in first[2].items() if name != FROZEN)
     finalists = 1 if parameters > NEWTON_PARAMETERS else 2 if parameters > FEW_PARAMETERS else len(trials) // 2 + 1
     finished: list[Trial] = [first]
+    steps = min(options.sweeps, FINAL_STEPS) if min(finalists, len(trials)) > 1 else options.sweeps
     for _, count, factors in trials[:finalists]:
-        error = _finish(network, target, factors, norm, options, label, min(options.sweeps, FINAL_STEPS))
+        error = _finish(network, target, factors, norm, options, label, steps)
         finished.append((error, count, factors))
         if error < NEAR_EXACT:
             return factors
     error, count, factors = min(finished, key=lambda trial: trial[:2])
-    if count >= 0:  # the factors of a start that nothing improved are returned untouched
+    if count >= 0 and steps < options.sweeps:  # the factors of a start that nothing improved are returned untouched
         _finish(network, target, factors, norm, options, label, options.sweeps)
     return factors
 
@@ -72,7 +73,7 @@ def _finish(
     With few parameters a step of all factors at once gains more than dozens of sweeps, at the price of a few.
     """
     parameters = sum(tensor.numel() for name, tensor in factors.items() if name != FROZEN)
-    if parameters > NEWTON_PARAMETERS or options.sweeps <= FIRST_SWEEPS:
+    if parameters > NEWTON_PARAMETERS or not options.joint or options.sweeps <= FIRST_SWEEPS:
         return _alternate(network, target, factors, norm, options, steps, label)
     error = newton(network, target, factors, norm, steps, options)
     options.report(f"{label}: all factors at once, relative error {error:.6f}")

@@ -3,8 +3,9 @@
 Three ways, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, accumulated in
 float64, for short-and-wide or tall-and-narrow ones (a 32 x 460,800 unfolding costs one pass over the data); a
 randomised range finder with power iterations where both sides are long. The Gram matrix squares the condition number:
-a float64 basis is good to about 1e-8 of the largest singular value, far below any truncation error worth storing, and
-at full rank it is orthonormal all the same, so nothing is lost.
+a float64 basis is good to about 1e-8 of the largest singular value. Where less than that is cut off, the small
+triangular factor of a QR decomposition takes the Gram matrix's place; at full rank the basis is orthonormal all the
+same, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ POWER_ITERATIONS = 4
 def left_basis(A: Tensor, rank: int, seed: int = 0) -> Tensor:
     """Orthonormal Q (rows, rank) spanning the leading left singular vectors of A (rows, columns)."""
     rows, columns = A.shape
-    if A.numel() <= EXACT_NUMEL and A.dtype == torch.float64:
+    wide = columns >= 4 * rows  # then the Gram matrix is much cheaper than any SVD
+    if A.numel() <= EXACT_NUMEL and A.dtype == torch.float64 and not wide:
         return _fill(torch.linalg.svd(A, full_matrices=False)[0][:, :rank], rank)
     if rows <= min(columns, GRAM_SIDE) or rows <= GRAM_SIDE // 2:
-        vectors = torch.linalg.eigh(gram(A))[1].flip(1)[:, :rank]
-        return _fill(vectors.to(A.dtype), rank)
+        values, vectors = torch.linalg.eigh(gram(A))
+        if _needs_more_digits(values, rank) and A.dtype == torch.float64 and rows <= columns:
+            vectors = torch.linalg.svd(torch.linalg.qr(A.mT, mode="r")[1].mT)[0].flip(1)
+        return _fill(vectors.flip(1)[:, :rank].to(A.dtype), rank)
     if columns <= GRAM_SIDE:
         vectors = torch.linalg.eigh(gram(A.mT))[1].flip(1)[:, :rank].to(A.dtype)
         return _fill(torch.linalg.qr(A @ vectors)[0], rank)
@@ -57,6 +61,13 @@ def gram(A: Tensor) -> Tensor:
         block = A[:, start : start + width].double()
         total.addmm_(block, block.mT)
     return total
+
+
+def _needs_more_digits(values: Tensor, rank: int) -> bool:
+    """Whether squaring hides what is cut off, or the last direction that is kept: then QR is worth its price."""
+    lost = values[: max(0, len(values) - rank)].clamp_min(0).sum()
+    last = values[max(0, len(values) - rank)]
+    return bool(last < 1e-12 * values[-1]) or (rank < len(values) and bool(lost < 1e-10 * values.sum()))
 
 
 def _range(A: Tensor, rank: int, seed: int) -> Tensor:

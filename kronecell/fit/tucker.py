@@ -28,8 +28,12 @@ def apply_to_axis(tensor: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """sum_j matrix[i, j] tensor[..., j, ...]; no transposed copy of the tensor is made."""
     shape = tensor.shape
     before, after = prod(shape[:axis]), prod(shape[axis + 1 :])
-    flat = tensor.reshape(before, shape[axis], after)
-    result = matrix @ flat if before > 1 else (matrix @ flat[0])[None]
+    if after == 1:
+        result = tensor.reshape(before, shape[axis]) @ matrix.mT
+    elif before == 1:
+        result = matrix @ tensor.reshape(shape[axis], after)
+    else:
+        result = matrix @ tensor.reshape(before, shape[axis], after)
     return result.reshape(*shape[:axis], matrix.shape[0], *shape[axis + 1 :])
 
 
@@ -51,24 +55,40 @@ def tucker_fit(tensor: Tensor, ranks: Sequence[int], options: FitOptions) -> tup
     norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
     if not options.refine or len(bases) < 2 or norm == 0:
         return kernel, bases
-    captured = float(torch.linalg.vector_norm(kernel, dtype=torch.float64))
+    error = _error(kernel, norm)
     for _ in range(options.sweeps):
-        updated = [*bases]
-        for axis, rank in enumerate(ranks):
-            part = tensor
-            for other, basis in enumerate(updated):
-                if other != axis:
-                    part = apply_to_axis(part, other, basis.mT)
-            updated[axis] = axis_basis(part, axis, rank, options.seed)
-            last = part
-        candidate = apply_to_axis(last, len(ranks) - 1, updated[-1].mT)
-        gained = float(torch.linalg.vector_norm(candidate, dtype=torch.float64)) - captured
-        if gained <= 0:
+        candidate, updated = _iterate(tensor, [*bases], ranks, options.seed)
+        previous, after = error, _error(candidate, norm)
+        if after >= previous:
             break
-        kernel, bases, captured = candidate, updated, captured + gained
-        if gained < options.tolerance * norm:
+        kernel, bases, error = candidate, updated, after
+        if previous - error < options.tolerance * error:
             break
     return kernel, bases
+
+
+def _iterate(tensor: Tensor, bases: list[Tensor], ranks: Sequence[int], seed: int) -> tuple[Tensor, list[Tensor]]:
+    """Every basis once. The tensor itself is contracted twice, with each half of the bases, not once per axis."""
+    d = len(bases)
+    halves = [range((d + 1) // 2), range((d + 1) // 2, d)]
+    part = tensor
+    for own, other in (halves, halves[::-1]):
+        half = tensor
+        for axis in reversed(other):
+            half = apply_to_axis(half, axis, bases[axis].mT)
+        for axis in own:
+            part = half
+            for neighbour in own:
+                if neighbour != axis:
+                    part = apply_to_axis(part, neighbour, bases[neighbour].mT)
+            bases[axis] = axis_basis(part, axis, ranks[axis], seed)
+    return apply_to_axis(part, d - 1, bases[-1].mT), bases
+
+
+def _error(kernel: Tensor, norm: float) -> float:
+    """Relative error of an orthogonal projection: what is not in the kernel is lost."""
+    captured = float(torch.linalg.vector_norm(kernel, dtype=torch.float64))
+    return max(0.0, 1 - (captured / norm) ** 2) ** 0.5
 
 
 def tucker_dense(kernel: Tensor, bases: Sequence[Tensor]) -> Tensor:

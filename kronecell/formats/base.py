@@ -168,7 +168,7 @@ class Format(ABC):
 
         Unshared gates are fitted one by one, shared ones jointly. With calibration `inputs` X (..., M) the fit
         minimises |X (W - W')| instead; `error` measures both. The options are those of `FitOptions`: refine, sweeps,
-        tolerance, starts, seed, max_memory, progress.
+        joint, tolerance, starts, seed, max_memory, progress.
         """
         unknown = sorted(set(options) - {f.name for f in fields(FitOptions)})
         if unknown:
