@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from kronecell import __version__
-from kronecell.commands import compress, count, data, demo, paper, report, sweep, train
+from kronecell.commands import compress, count, data, demo, explore, paper, report, sweep, train
 from kronecell.errors import KronecellError
 
 COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
@@ -18,6 +18,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "sweep": sweep.sweep,
     "count": count.count,
     "formats": count.formats,
+    "explore": explore.explore,
     "compress": compress.compress,
     "inspect": compress.inspect,
     "data": data.app,
