@@ -11,10 +11,12 @@ import typer
 
 from kronecell import paper
 from kronecell.atomic import write_atomically
+from kronecell.commands.figures import figures, pyplot
 from kronecell.commands.tables import text_table
 from kronecell.errors import KronecellError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, recomputed.")
+app.command()(figures)
 
 
 @app.command()
@@ -105,7 +107,7 @@ def complexity(
     """
     data = paper.complexity()
     if plot is not None:
-        _plot(data, plot)
+        plot_complexity(data, plot)
     if as_json:
         typer.echo(json.dumps(data, indent=2))
         return
@@ -120,17 +122,12 @@ def complexity(
         typer.echo(f"\nwrote {plot}")
 
 
-def _plot(data: dict[str, Any], target: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise KronecellError("plots need matplotlib; install it with: pip install 'kronecell[report]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def plot_complexity(data: dict[str, Any], target: Path) -> None:
+    """The two curves as a picture."""
     kinds = (".png", ".svg", ".pdf")
     if target.suffix not in kinds:
         raise KronecellError(f"cannot plot to {target.name!r}: expected a file ending in {', '.join(kinds)}")
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     styles: dict[str, dict[str, Any]] = {
         "KCP": {"linewidth": 2.6},
