@@ -106,6 +106,11 @@ def run(options: Options) -> None:
             product = Product(fmt, bucket(rows), GATES, shared, grad)
             found.append(judge(dataset, label, product, rows, options.quick))
             choices[product.key] = found[-1].tuned
+    report(options, found, choices)
+
+
+def report(options: Options, found: list[Found], choices: dict[str, str]) -> None:
+    """Write the table and the choices."""
     lines = []
     for item in sorted(found, key=lambda item: -item.model_ratio):
         how = f"{'shared' if item.shared else 'unshared'}, {'training' if item.grad else 'inference'}"

@@ -1,0 +1,20 @@
+"""All benchmarks, one after the other: `python -m benchmarks [--quick] [--results FOLDER]`, under ten minutes."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import acceptance, auto, growth, lstm, memory, prices, projection
+from benchmarks.results import Options, main
+
+
+def run(options: Options) -> None:
+    """`auto` comes before `projection`, which uses the choices it made."""
+    start = time.perf_counter()
+    for module in (auto, projection, lstm, memory, growth, prices, acceptance):
+        module.run(options)
+        options.say(f"--- {module.__name__} done after {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main(run, __doc__)
