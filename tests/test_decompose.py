@@ -267,3 +267,19 @@ def test_data_aware_fits_of_shared_gates() -> None:
     aware, _ = fmt.from_dense(W, gates=3, shared=True, inputs=X)
     options = {"gates": 3, "shared": True, "inputs": X}
     assert fmt.error(W, aware, **options) < 0.97 * fmt.error(W, plain, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fmt", COMPRESSED[2:], ids=str)
+@pytest.mark.parametrize("gates", [1, 3])
+def test_a_sweep_by_halves_is_the_plain_sweep(fmt: kc.Format, gates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kronecell.fit import als
+
+    network = fmt.network(gates, gates > 1).as_dense()
+    W = drawn(gates * fmt.M, fmt.N).reshape(network.shape(network.outputs))
+    start = fmt.init(torch.Generator().manual_seed(0), gates=gates, shared=gates > 1, dtype=torch.float64)
+    halved, plain = dict(start), dict(start)
+    squared = als.sweep(network, W, halved)
+    monkeypatch.setattr(als, "halves", lambda _: ())
+    assert als.sweep(network, W, plain) == pytest.approx(squared, rel=1e-9)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(halved[name], tensor, rtol=1e-6, atol=1e-9)

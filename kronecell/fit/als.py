@@ -82,12 +82,15 @@ class Environment:
     def system(self, W: Tensor, factors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """R (batch, own, bonds) and G (batch, bonds, bonds) as matrices, in float64."""
         batch, own, bonds = (prod(self.network.shape(legs)) for legs in self.legs)
+        low = {f.name: factors[f.name].to(W.dtype) for f in self.others if f.constant is None}
+        R = self.rhs.contract(low | {_free_name(self.network): W}).reshape(batch, own, bonds).double()
+        return R, self.gram_matrix(factors)
+
+    def gram_matrix(self, factors: Mapping[str, Tensor]) -> Tensor:
+        """G (batch, bonds, bonds) in float64."""
+        batch, _, bonds = (prod(self.network.shape(legs)) for legs in self.legs)
         doubles = {f.name: factors[f.name].double() for f in self.others if f.constant is None}
-        both = doubles | {f"{name}'": tensor for name, tensor in doubles.items()}
-        G = self.gram.contract(both).reshape(batch, bonds, bonds)
-        low = {name: tensor.to(W.dtype) for name, tensor in doubles.items()} | {_free_name(self.network): W}
-        R = self.rhs.contract(low).reshape(batch, own, bonds).double()
-        return R, G
+        return self.gram.contract(doubles | {f"{n}'": t for n, t in doubles.items()}).reshape(batch, bonds, bonds)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """The factor as (batch, own, bonds)."""
@@ -120,11 +123,85 @@ def environments(network: Network) -> tuple[Environment, ...]:
     return tuple(e for e in every if prod(network.shape(e.legs[2])) <= SOLVABLE)
 
 
+@dataclass(frozen=True)
+class Half:
+    """W contracted with the factors outside `names`: a smaller target that serves the systems of all of `names`."""
+
+    network: Network
+    names: tuple[str, ...]
+
+    @cached_property
+    def outside(self) -> tuple[Factor, ...]:
+        """Factors to contract: not in the half, and not a constant that touches it."""
+        held = {leg for f in self.network.factors if f.name in self.names for leg in f.legs}
+        return tuple(
+            f for f in self.network.factors if f.name not in self.names and not (f.constant and held & {*f.legs})
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The contraction; its open legs are those the half still holds."""
+        target = Factor(_free_name(self.network), self.network.outputs)
+        inside = {leg for f in self.network.factors if f not in self.outside for leg in f.legs}
+        touched = [*self.network.outputs, *(leg for f in self.outside for leg in f.legs)]
+        legs = tuple(dict.fromkeys(leg for leg in touched if leg in inside))
+        network = Network.of((target, *self.outside), (), legs, self.network.sizes)
+        return Plan(network, _tree(network, prod(network.shape(self.network.outputs)) > SEARCHED), order="half")
+
+    @cached_property
+    def systems(self) -> tuple[Plan, ...]:
+        """For every factor of the half: the rest of the half contracted with the smaller target."""
+        plans = []
+        for name in self.names:
+            environment = Environment(self.network, name)
+            kept = [f for f in self.network.factors if f not in self.outside and f.name != name]
+            target = Factor(_free_name(self.network), self.plan.network.outputs)
+            batch, own, bonds = environment.legs
+            network = Network.of((target, *kept), (), (*batch, *own, *bonds), self.network.sizes)
+            plans.append(Plan(network, _tree(network, False), order="half environment"))
+        return tuple(plans)
+
+
+@lru_cache(maxsize=64)
+def halves(network: Network) -> tuple[Half, ...]:
+    """Two halves of the factors that can change, or none where contracting one half would not make W smaller."""
+    names = tuple(environment.name for environment in environments(network))
+    middle = (len(names) + 1) // 2
+    if len(names) < 3:
+        return ()
+    parts = (Half(network, names[:middle]), Half(network, names[middle:]))
+    size = prod(network.shape(network.outputs))
+    useful = all(2 * prod(network.shape(part.plan.network.outputs)) <= size for part in parts)
+    return parts if useful and all(2 * part.plan.peak <= 3 * size for part in parts) else ()
+
+
+def _sweep_by_halves(network: Network, W: Tensor, factors: dict[str, Tensor]) -> float:
+    """As `sweep`, but W itself is contracted twice and not once per factor."""
+    squared, target = 0.0, _free_name(network)
+    table = {environment.name: environment for environment in environments(network)}
+    for half in halves(network):
+        outside = {f.name: factors[f.name].to(W.dtype) for f in half.outside if f.constant is None}
+        reduced = half.plan.contract(outside | {target: W})
+        for name, plan in zip(half.names, half.systems, strict=True):
+            environment = table[name]
+            low = {f.name: factors[f.name].to(W.dtype) for f in plan.network.parameters if f.name != target}
+            R = plan.contract(low | {target: reduced}).double()
+            G = environment.gram_matrix(factors)
+            F = environment.pack(factors[name].double())
+            F = F + solve_step(R.reshape(F.shape), G, F)[0]
+            factors[name] = environment.unpack(F)
+            squared = float((F @ G - 2 * R.reshape(F.shape)).mul(F).sum())
+    balance(factors)
+    return squared
+
+
 def sweep(network: Network, W: Tensor, factors: dict[str, Tensor]) -> float:
     """Update every factor once, in place (float64); returns the squared error after the last update.
 
     The value is |W|^2 - 2 <R, F> + <F, G F>: exact to about 1e-16 |W|^2, so its root to 1e-8 |W|.
     """
+    if halves(network):
+        return _sweep_by_halves(network, W, factors)
     squared = 0.0
     for environment in environments(network):
         R, G = environment.system(W, factors)
