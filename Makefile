@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BENCH_STAMP := .venv/.installed-bench
 DOCS_STAMP := .venv/.installed-docs
+# The suite is made of small single-threaded tests: two processes use two cores.
+PARALLEL := -n 2 --dist worksteal
 
 .PHONY: demo test test-all lint bench docs clean
 
@@ -11,10 +13,10 @@ demo: $(STAMP)
 	$(BIN)/kronecell demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
