@@ -48,8 +48,6 @@ def save_checkpoint(
     for old in folder.glob("checkpoint-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
-    for old in folder.glob(".checkpoint*.tmp"):  # left by a process that was killed while writing
-        old.unlink(missing_ok=True)
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kronecell.atomic import write_atomically
+from kronecell.atomic import remove_temporaries, write_atomically
 from kronecell.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
 from kronecell.data import Loader, Store, make_folds
 from kronecell.display import Display, TensorBoard
@@ -328,6 +328,7 @@ def _lock(folder: Path, world: World) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise KronecellError(f"{folder}: another process is training here; wait for it or use --out") from None
+        remove_temporaries(folder)  # of a process that was killed while writing
         yield
 
 
