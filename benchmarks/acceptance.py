@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import Options, main, table, write
-from benchmarks.shapes import MAIN
+from benchmarks.shapes import CP_APART, MAIN
 
 MEGABYTE = 2**20
+SAME = {"TT": ("TT", "BlockTT"), "BT": ("BT",), "TR": ("TR",), CP_APART: ("CP",)}  # ours: names in the peers
 PAPER_FORMATS = ("TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")
 
 
@@ -103,11 +104,10 @@ def projection_points(results: dict[str, Any] | None) -> list[Point]:
 def same_format(forward: dict[int, dict[str, Any]], both: dict[str, Any]) -> list[Point]:
     """Every format against the same format in the peers, and against dense."""
     points = []
-    for label, kind in (("TT", "TT"), ("BT", "BT"), ("TR", "TR"), ("CP", "CP"), ("Tucker", "Tucker")):
-        names = {"TT": (" TT", " BlockTT"), "Tucker": (" Tucker", " Tucker2")}.get(kind, (f" {kind}",))
+    for label, names in SAME.items():
         for shared in (False, True):
             ending = "" if shared else ", four layers"
-            fits = {f"{library}{name}{ending}" for library in ("tednet", "tensorly-torch") for name in names}
+            fits = {f"{library} {name}{ending}" for library in ("tednet", "tensorly-torch") for name in names}
             peers = {name: case for name, case in forward[96].items() if name in fits}
             nearest = min(peers, key=lambda name: peers[name]["seconds"], default="")
             value = times(peers.get(nearest), auto(forward[96], label, shared))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.shapes import GATES
+from benchmarks.shapes import CP_APART, GATES
 from kronecell.paper import SETTINGS, TR_M
 
 SETTING = SETTINGS["UCF11"]
@@ -25,7 +25,10 @@ SETTING = SETTINGS["UCF11"]
 
 @dataclass(frozen=True)
 class Peer:
-    """A layer or LSTM of another library: whose, in which of our formats, and the module or why there is none."""
+    """A layer or LSTM of another library: whose, which of our formats it equals, and the module or why there is none.
+
+    Tucker with a core over all single modes, and Tucker-2, are none of ours: their format is empty.
+    """
 
     library: str
     name: str
@@ -143,16 +146,16 @@ def _makers() -> list[tuple[str, str, str, Maker]]:
         ("tednet", "TT", "TT", tednet("tensor_train", "TTLinear", always(m), out, always([r] * 3))),
         ("tednet", "BT", "BT", tednet("bt_tucker", "BTTLinear", always(m), out, always([r] * 4), always(2))),
         ("tednet", "TR", "TR", tednet("tensor_ring", "TRLinear", always([*TR_M]), tr_out, always(tr_ranks))),
-        ("tednet", "CP", "CP", tednet("cp", "CPLinear", always(m), out, always(8))),
+        ("tednet", "CP", CP_APART, tednet("cp", "CPLinear", always(m), out, always(8))),
         (
             "tednet",
             "Tucker2",
-            "Tucker",
+            "",
             tednet("tucker2", "TK2Linear", always([160, 20, 18]), lambda gates: 256 * gates, always([r, r])),
         ),
         ("tensorly-torch", "BlockTT", "TT", tensorly("blocktt", (1, r, r, r, 1))),
-        ("tensorly-torch", "CP", "CP", tensorly("cp", 8)),
-        ("tensorly-torch", "Tucker", "Tucker", tensorly("tucker", (r,) * 8)),
+        ("tensorly-torch", "CP", CP_APART, tensorly("cp", 8)),
+        ("tensorly-torch", "Tucker", "", tensorly("tucker", (r,) * 8)),
     ]
 
 
@@ -173,6 +176,6 @@ def _lstm_makers() -> list[tuple[str, str, Callable[[], nn.Module]]]:
         ("TT", "TT", partial(make, "tensor_train", "tt_rnn", "TTLSTM", m, n, [r] * 3)),
         ("BT", "BT", partial(make, "bt_tucker", "btt_rnn", "BTTLSTM", m, n, [r] * 4, 2)),
         ("TR", "TR", partial(make, "tensor_ring", "tr_rnn", "TRLSTM", [*TR_M], [*SETTING.tr_n], tr_ranks)),
-        ("CP", "CP", partial(make, "cp", "cp_rnn", "CPLSTM", m, n, 8)),
-        ("Tucker2", "Tucker", partial(make, "tucker2", "tk2_rnn", "TK2LSTM", [160, 20, 18], 256, [r, r])),
+        ("CP", CP_APART, partial(make, "cp", "cp_rnn", "CPLSTM", m, n, 8)),
+        ("Tucker2", "", partial(make, "tucker2", "tk2_rnn", "TK2LSTM", [160, 20, 18], 256, [r, r])),
     ]

@@ -163,7 +163,7 @@ def run(options: Options) -> None:
     """Measure, fit, report."""
     chosen = small_formats() if options.quick else formats("UCF11")
     rows, repeats = ((1, 6), 1) if options.quick else (ROWS, 7)
-    found = []
+    found: list[Case] = []
     with threads(1):
         for case in cases(chosen, rows, repeats):
             if not found or found[-1].label != case.label:

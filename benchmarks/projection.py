@@ -98,8 +98,8 @@ def ours(known: dict[str, Format], x: Tensor, group: Group, choices: Options | N
             if group.rows == PEER_ROWS and group.threads == 1 and not group.grad:
                 orders = ("algorithm1", "algorithm2") if isinstance(fmt, KCP) else (next(iter(fmt.orders())),)
                 for order in orders:
-                    layer = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared).eval()
-                    cases[f"{name} {order}"] = _call(layer, x, grad=False)
+                    given = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared).eval()
+                    cases[f"{name} {order}"] = _call(given, x, grad=False)
     return cases
 
 
@@ -141,8 +141,8 @@ def measure(group: Group, options: Options, peers: list[Peer]) -> dict[str, Any]
     reasons: dict[str, str] = {} if dense else {"dense": "left out: takes too much memory or time here"}
     if group.rows == PEER_ROWS and group.threads == 1 and group.dataset == "UCF11":
         reasons |= {peer.label: peer.reason for peer in peers if peer.module is None}
-        good = {peer.label: peer.module.train(group.grad) for peer in peers if peer.module is not None}
-        good, more = runnable({label: _call(module, x, group.grad) for label, module in good.items()})
+        modules = {peer.label: peer.module.train(group.grad) for peer in peers if peer.module is not None}
+        good, more = runnable({label: _call(module, x, group.grad) for label, module in modules.items()})
         cases, reasons = cases | good, reasons | more
     if group.rows == max(ROWS) or options.quick:
         good, more = runnable(bytes_cases(known, group.rows))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, LowRank, Tucker
-from kronecell.formats.base import Format
+from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Format, LowRank, Tucker
 from kronecell.paper import SETTINGS, paper_format
 
 GATES = 4
 KCP_LABELS = {"UCF11": ("KCP(4,4,2)", "KCP(4,2,2)"), "UCF50": ("KCP(6,2,2)", "KCP(4,2,2)")}
 MAIN = "KCP(4,4,2)"
+CP_APART = "CP apart"  # CP with a factor for every single mode, as other libraries have it; ours joins m_i and n_i
 
 
 def formats(dataset: str) -> dict[str, Format]:
@@ -16,7 +16,14 @@ def formats(dataset: str) -> dict[str, Format]:
     setting = SETTINGS[dataset]
     found = {label: paper_format(dataset, label) for label in ("TT", "BT", "TR", "HT", *KCP_LABELS[dataset])}
     m, n = setting.m, setting.n
-    return {**found, "LowRank": LowRank(m, n, 8), "CP": CP(m, n, 8), "Tucker": Tucker(m, n, 4), "KT": KT(m, n, 4)}
+    more: dict[str, Format] = {
+        "LowRank": LowRank(m, n, 8),
+        "CP": CP(m, n, 8),
+        CP_APART: KCP(m, n, 8, 1, 1, tie="all"),
+        "Tucker": Tucker(m, n, 4),
+        "KT": KT(m, n, 4),
+    }
+    return {**found, **more}
 
 
 def small_formats() -> dict[str, Format]:
