@@ -235,27 +235,37 @@ def headline() -> str:
     groups = (projection or {"groups": []})["groups"]
     keys = [(g["dataset"], g["rows"], g["grad"], g["threads"]) for g in groups]
     product = groups[keys.index(wanted_group)] if wanted_group in keys else None
-    groups = [g for g in (lstm or {"groups": []})["groups"] if g.get("dataset", "UCF11") == "UCF11"]
-    head, lines = ["UCF11 LSTM, times faster than torch's"], [[label] for label in LABELS[1:]]
+    whole = [g for g in (lstm or {"groups": []})["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
+    head, lines = ["UCF11, times faster than torch's"], [[f"`{label}`"] for label in LABELS[1:]]
     if product:
         head.append("x W, 96 rows")
         for line in lines:
-            case = _case(product, f"{line[0]} unshared")
+            case = _case(product, f"{line[0].strip('`')} unshared")
             line.append(_times(case, "dense") + "x" if case else "")
-    for group in groups:
+    for group in whole:
         head.append(group["title"].removeprefix("UCF11, "))
         for line in lines:
-            line.append(_lstm(group, line[0]))
+            line.append(_lstm(group, line[0].strip("`")))
     source = "From `benchmarks/results`, made by `make bench`, filled in by `python docs/generate.py`."
     return f"{table(head, lines)}\n\n{source}"
 
 
 def _lstm(group: dict[str, Any], label: str) -> str:
-    for name, case in group["cases"].items():
-        if name.startswith(label) and "faster" in case:
-            faster = case["faster"]
-            return f"{faster['seconds'] if isinstance(faster, dict) else faster:.3g}x"
-    return ""
+    faster = group["cases"].get(f"{label} unshared", {}).get("faster")
+    return f"{faster['seconds']:.3g}x" if faster else ""
+
+
+def fits() -> str:
+    """Errors of fitting a random matrix at the paper's ranks, from benchmarks/results/decompose.json."""
+    data = read("decompose")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.decompose` makes one."
+    lines = []
+    for row in data["paper"]:
+        fmt = parse(row["format"])
+        lines.append([row["name"], f"{fmt.network(4).num_params:,}", f"{row['error']:.4f}", f"{row['seconds']:.0f}"])
+    head = ("format", "parameters, four gates", "relative error of the fit", "seconds")
+    return f"{table(head, lines)}\n\nFrom `benchmarks/results/decompose.json` (`python -m benchmarks.decompose`)."
 
 
 # Pictures -------------------------------------------------------------------------------------------------------
@@ -331,7 +341,7 @@ def drawings() -> dict[Path, str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline,
+    "measured": measured, "headline": headline, "fits": fits,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip
