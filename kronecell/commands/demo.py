@@ -57,7 +57,8 @@ def demo(
     Example: kronecell demo
     """
     from kronecell.data import find_dataset, prepare, write_synthetic
-    from kronecell.experiment import run
+    from kronecell.experiment import run, run_folder
+    from kronecell.report import write_report
 
     started = time.monotonic()
     width, height = QUICK_SIZE if quick else SIZE
@@ -83,10 +84,8 @@ def demo(
     rows = [_row(label, results[label]) for label in ("Ori", *LABELS[:-1])]
     page = out / "report.html"
     notes = _notes(results, seconds, len(store.classes))
-    curves = {label: _curve(out / experiments[label].name / f"fold0-seed{seed}") for label in ("Ori", *LABELS[:-1])}
-    from kronecell.demo_page import write_page
-
-    write_page(page, "Kronecell demo: eleven motions on video", HEADER, rows, curves, notes)
+    folders = [run_folder(out, experiments[label], 0, seed) for label in ("Ori", *LABELS[:-1])]
+    write_report(folders, page, "Kronecell demo: eleven motions on video", notes)
     if as_json:
         typer.echo(json.dumps({"results": results, "page": str(page)}))
         return
@@ -149,17 +148,12 @@ def _notes(results: dict[str, dict[str, Any]], seconds: float, classes: int) -> 
     return [
         f"Top-1 on videos of groups the model never saw, mean over 10 segments; chance is {1 / classes:.0%}.",
         f"Frames of {SIZE[0]} x {SIZE[1]}, the paper's ranks, weights shared by the gates. The ratio of W is the kind "
-        "of figure the paper gives; that of the model counts the recurrent matrix and the classifier, which stay dense.",
+        "of figure the paper gives; that of the model also counts what stays dense: U and the classifier.",
         f"Same budget for all: {EPOCHS} epochs or {seconds:g} s of training steps. Ended by the time: "
         f"{', '.join('dense' if label == 'Ori' else label for label in cut) or 'none'}; dense made {dense['steps']} "
         f"steps in {dense['epochs']} epochs and is not trained to its end (--seconds gives more).",
         "One fold, one seed: a demonstration. benchmarks/results has measurements.",
     ]
-
-
-def _curve(folder: Path) -> list[tuple[int, float]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [(row["epoch"], row["loss"]) for row in map(json.loads, lines)]
 
 
 def _say(text: str) -> None:
