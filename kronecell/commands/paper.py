@@ -12,11 +12,15 @@ import typer
 from kronecell import paper
 from kronecell.atomic import write_atomically
 from kronecell.commands.figures import figures, pyplot
+from kronecell.commands.parallel import parallel
 from kronecell.commands.tables import text_table
 from kronecell.errors import KronecellError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, recomputed.")
 app.command()(figures)
+
+
+app.command()(parallel)
 
 
 @app.command()
