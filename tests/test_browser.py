@@ -57,7 +57,7 @@ def visit(browser: Any, url: str, width: int = 1200, dark: bool = False) -> None
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [scheme]})
     browser.get(url)
 
 
@@ -187,6 +187,14 @@ def test_axes_and_legend_react(browser: Any, pages: dict[str, Path]) -> None:
 
 def test_the_report_prints_with_everything_open(browser: Any, pages: dict[str, Path]) -> None:
     visit(browser, pages["study"].as_uri(), dark=True)
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
+    page = "return [getComputedStyle(document.body).backgroundColor, document.documentElement.scrollWidth]"
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 760, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    background, width = browser.execute_script(page)
+    assert background == "rgb(255, 255, 255)" and width <= 760  # ink on paper, nothing beyond its edge
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"]
     assert len(pdf) > 50_000
     assert all(browser.execute_script("return [...document.querySelectorAll('details')].map(d => d.open)"))
