@@ -24,9 +24,9 @@ from kronecell.formats import Format
 
 NAMES = ("read", "written", "copied", "matrix", "call")
 ROWS = (1, 6, 96)
-SKIP = 12.0  # candidates predicted this many times the best are not run
-GIVE_UP = 4.0
-CASE_SECONDS = 0.12
+SKIP = 8.0  # candidates predicted this many times the best are not run
+GIVE_UP = 3.0
+CASE_SECONDS = 0.06
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def quality(found: list[Case], prices: Prices) -> dict[str, float]:
 def run(options: Options) -> None:
     """Measure, fit, report."""
     chosen = small_formats() if options.quick else formats("UCF11")
-    rows, repeats = ((1, 6), 1) if options.quick else (ROWS, 7)
+    rows, repeats = ((1, 6), 1) if options.quick else (ROWS, 5)
     found: list[Case] = []
     with threads(1):
         for case in cases(chosen, rows, repeats):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
@@ -16,6 +16,8 @@ REPEATS = 15
 SAMPLE_SECONDS = 0.001  # a sample of a quick case is a loop of at least this long
 CASE_SECONDS = 4.0  # a case that has used up this much is not repeated any more
 FEWEST = 3
+QUICK_SECONDS = 0.03
+SLOW_SECONDS = 0.8  # a case whose first call takes longer is not called again
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,30 @@ def interleave(
     repeats: int = REPEATS,
     case_seconds: float = CASE_SECONDS,
     give_up: float | None = None,
+    always: Collection[str] = (),
 ) -> dict[str, list[float]]:
     """Samples of seconds per call of every case, taken in rounds: all cases once, then all again.
 
-    A case slower than `give_up` times the fastest keeps the sample of its first call, the one that warms up.
+    A case that takes long, or `give_up` times as long as the fastest, keeps the sample of its first call; the cases in
+    `always` get all their repeats. A sample of a quick case follows a call that is not timed, so that it finds in the
+    caches what it left there itself, not what its neighbour left.
     """
     first = {name: _sample(call, 1) for name, call in cases.items()}
-    limit = min(first.values()) * give_up if give_up is not None else float("inf")
-    loops, samples, spent = {}, {}, dict.fromkeys(cases, 0.0)
+    limit = min(SLOW_SECONDS, min(first.values()) * give_up if give_up is not None else float("inf"))
+    loops, samples, quick, spent = {}, {}, {}, dict.fromkeys(cases, 0.0)
     for name, call in cases.items():
-        if first[name] > limit:
+        if first[name] > limit and name not in always:
             samples[name] = [first[name]]
             continue
         samples[name] = []
-        quick = min(first[name], *(_sample(call, 1) for _ in range(2))) if first[name] < 0.05 else first[name]
-        loops[name] = max(1, round(SAMPLE_SECONDS / max(quick, 1e-7)))
+        second = min(first[name], _sample(call, 1)) if first[name] < 5 * QUICK_SECONDS else first[name]
+        quick[name] = second < QUICK_SECONDS
+        loops[name] = max(1, round(SAMPLE_SECONDS / max(second, 1e-7)))
     for _ in range(repeats):
         for name, count in loops.items():
-            if spent[name] < case_seconds or len(samples[name]) < min(FEWEST, repeats):
+            if name in always or spent[name] < case_seconds or len(samples[name]) < min(FEWEST, repeats):
+                if quick[name]:
+                    cases[name]()
                 samples[name].append(_sample(cases[name], count))
                 spent[name] += samples[name][-1] * count
     return samples
