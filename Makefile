@@ -28,7 +28,7 @@ bench: $(BENCH_STAMP)
 
 docs: $(DOCS_STAMP)
 	$(BIN)/python docs/generate.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
