@@ -30,6 +30,7 @@ KINDS = ("lowrank", "kt", "cp", "tucker", "tt", "tr", "bt", "ht", "kcp")
 MOST_ORDERS = 12  # orders of the output modes that are tried per number of modes
 LARGEST = 4096  # no size parameter beyond this is tried
 SCREEN_SWEEPS = 3  # refinement of a fit that only ranks candidates
+NEED_SWEEPS = ("cp", "bt", "tr", "kcp")  # formats whose start is not within a small factor of the best error
 
 
 def sized(kind: str, m: Sequence[int], n: Sequence[int], s: int) -> Format:
@@ -231,8 +232,11 @@ def smallest_reaching(
 
 
 def screened(fmt: Format, W: Tensor, inputs: Tensor | None, seed: int) -> float:
-    """The error of a quick fit."""
-    factors, error = fmt.from_dense(W, inputs=inputs, sweeps=SCREEN_SWEEPS, starts=0, seed=seed)
+    """The error of a quick fit: a few sweeps, or none where the closed form is good by itself."""
+    refine = fmt.kind in NEED_SWEEPS or inputs is not None
+    factors, error = fmt.from_dense(
+        W, inputs=inputs, refine=refine, sweeps=SCREEN_SWEEPS, joint=False, starts=0, seed=seed
+    )
     return error if inputs is None else fmt.error(W, factors, inputs=inputs)
 
 

@@ -57,8 +57,6 @@ def test_the_pareto_mark_is_that_of_the_definition() -> None:
 
 def test_the_order_of_modes_is_searched() -> None:
     """W is a Kronecker-like sum in one pairing of modes; only that pairing has a small error."""
-    truth = kc.KCP((6, 6), (4, 6), K=1, CA=1, CB=1)
-    W = truth.to_dense(truth.init(torch.Generator().manual_seed(0), dtype=torch.float64))
     planted = kc.TT((6, 6), (6, 4), r=1)
     W = planted.to_dense(planted.init(torch.Generator().manual_seed(0), dtype=torch.float64))
     assert {n for m, n in mode_choices("tt", 36, 24) if m == (6, 6)} == {(4, 6), (6, 4)}
