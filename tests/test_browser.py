@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -252,3 +254,19 @@ def test_explore_says_what_is_wrong_and_recovers(browser: Any, server: Server) -
     wait_for(lambda: "must be from 1 to" in texts(browser, "#error")[0], "the message")
     type_into(browser, "M", "1024")
     wait_for(lambda: texts(browser, "#error")[0] == "", "the message to go")
+
+
+@pytest.mark.slow
+def test_the_page_of_the_demo(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    command = [sys.executable, "-m", "kronecell", "demo", "--quick", "--out", str(tmp_path / "demo")]
+    subprocess.run(command, check=True, capture_output=True)
+    url = (tmp_path / "demo" / "report.html").as_uri()
+    for width, dark in ((1200, False), (390, True)):
+        visit(browser, url, width, dark)
+        assert browser.get_log("browser") == []
+        assert [address for address in requests(browser) if not address.startswith("data:")] == [url]
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.execute_script(CONTRAST)[0] >= 4.5
+        assert len(texts(browser, "table.main.sortable tbody tr")) == 6
+    assert "top-1" in hover(browser, "circle.point")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -109,12 +108,12 @@ def test_the_page_asks_the_network_for_nothing(page: str) -> None:
     assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon)\b", page)
 
 
-def test_fifty_runs_are_one_small_page_quickly(tmp_path: Path) -> None:
+def test_fifty_runs_are_one_small_page(tmp_path: Path) -> None:
     for number in range(50):
         write_run(tmp_path, f"run{number % 10}", ("TT", "HT", "KCP(4,4,2)", "TR", "BT")[number % 5], number // 10)
-    started = time.perf_counter()
-    write_report([tmp_path], tmp_path / "report.html")
-    assert time.perf_counter() - started < 10  # the promise is 10 s; it takes a small part of that
+    heard: list[str] = []
+    write_report([tmp_path], tmp_path / "report.html", progress=heard.append)
+    assert len(heard) == 5  # plans, which take the time, are made once per format and not once per run
     assert (tmp_path / "report.html").stat().st_size < 6_000_000
 
 

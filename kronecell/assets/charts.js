@@ -29,7 +29,7 @@
   }
 
   // Scales -----------------------------------------------------------------------------------------------------
-  function scale(low, high, from, to, log) {
+  function scale(low, high, from, to, log, whole) {
     if (log) { low = Math.log10(low); high = Math.log10(high); }
     if (!(high > low)) { low -= 0.5; high += 0.5; }
     const pad = (high - low) * 0.05;
@@ -44,7 +44,7 @@
       if (map.ticks.length < 2) map.ticks = [10 ** (low + pad), 10 ** (high - pad)];
     } else {
       const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-      const step = [1, 2, 5, 10].map((s) => s * power).find((s) => s >= rough);
+      const step = Math.max(whole ? 1 : 0, [1, 2, 5, 10].map((s) => s * power).find((s) => s >= rough));
       for (let t = Math.ceil(low / step) * step; t <= high + 1e-12; t += step) map.ticks.push(Math.abs(t) < step / 1e6 ? 0 : t);
     }
     return map;
@@ -132,7 +132,7 @@
       const ys = lines.flatMap((l) => l.points.flatMap((p) => [p.low, p.high])).filter(usable);
       const xs = lines.flatMap((l) => l.points.map((p) => p[time]));
       if (!ys.length) { text(f.root, "nothing to show yet", { x: f.width / 2, y: 160, "text-anchor": "middle" }); return; }
-      const x = scale(...extent(xs), f.left, f.right, false), y = scale(...extent(ys), f.bottom, f.top, log.checked);
+      const x = scale(...extent(xs), f.left, f.right, false, time === "epoch"), y = scale(...extent(ys), f.bottom, f.top, log.checked);
       const percent = (v) => full.format(Math.round(v * 1000) / 10) + "%";
       const showY = share ? percent : (v) => full.format(Number(v.toPrecision(4)));
       axes(f, x, y, { x: time === "epoch" ? "epoch" : "seconds of training", y: metric.selectedOptions[0].text }, { x: compact.format.bind(compact), y: showY });

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +33,13 @@ def report(
         raise KronecellError("--json and --markdown both write to stdout; choose one")
     if out is not None or not (as_json or as_markdown):
         target = out or Path("report.html")
-        groups, broken = write_report(runs, target, title)
+        started = time.monotonic()
+
+        def progress(text: str) -> None:
+            if time.monotonic() - started > 2:
+                print(f"kronecell: {text}", file=sys.stderr, flush=True)
+
+        groups, broken = write_report(runs, target, title, progress=progress)
         typer.echo(f"wrote {target} ({target.stat().st_size / 1e6:.2f} MB)", err=as_json or as_markdown)
     else:
         loaded, broken = load_runs(runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -25,16 +25,21 @@ COSTS = {
     "macs_paper": "multiply-adds of a clip, by the paper's order",
     "latency_ms": "latency of a clip, ms, measured",
 }
+SHORTEST = 4  # validated epochs that make a curve
 METRICS = {"top1": "top-1 on validation", "loss": "training loss", "train_accuracy": "training accuracy"}
 
 
 def write_report(
-    runs: Iterable[Path | str], out: Path | str, title: str = "Kronecell report", notes: Sequence[str] = ()
+    runs: Iterable[Path | str],
+    out: Path | str,
+    title: str = "Kronecell report",
+    notes: Sequence[str] = (),
+    progress: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Group], list[Broken]]:
-    """Write the page of all runs below the given folders; `notes` are shown under its title."""
+    """Write the page of all runs below the given folders; `notes` stand under its title, `progress` hears what is done."""
     loaded, broken = load_runs(runs)
     groups = group_runs(loaded)
-    text = page(groups, broken, title, notes)
+    text = page(groups, broken, title, notes, progress)
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return groups, broken
 
@@ -49,16 +54,22 @@ def embed(value: Any) -> str:
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page(groups: Sequence[Group], broken: Sequence[Broken], title: str, notes: Sequence[str] = ()) -> str:
+def page(
+    groups: Sequence[Group],
+    broken: Sequence[Broken],
+    title: str,
+    notes: Sequence[str] = (),
+    progress: Callable[[str], object] = lambda text: None,
+) -> str:
     """The whole document."""
     runs = [run for group in groups for run in group.runs]
     sections = [
         _notices(runs, broken, groups),
         _comparison(groups),
         _scatter(),
-        _curves(),
+        _curves(groups),
         _parameters(groups),
-        _plans(groups),
+        _plans(groups, progress),
         _runs(runs, broken),
         _protocol(groups),
         _environments(runs),
@@ -185,10 +196,14 @@ def _scatter() -> str:
     )
 
 
-def _curves() -> str:
+def _curves(groups: Sequence[Group]) -> str:
+    """Top-1 first, unless it was measured too rarely to be a curve."""
+    points = max((len(group.curve("top1")) for group in groups), default=0)
+    first = "top1" if points >= SHORTEST else "loss"
+    metrics = {key: METRICS[key] for key in sorted(METRICS, key=lambda key: key != first)}
     return (
         "<h2>Learning curves</h2><p>Lines are means over folds and seeds, bands reach from the lowest to the highest "
-        f'run.</p><div class="controls"><label>show <select id="metric">{_options(METRICS)}</select></label>'
+        f'run.</p><div class="controls"><label>show <select id="metric">{_options(metrics)}</select></label>'
         '<label>against <select id="base"><option value="epoch">epochs</option><option value="seconds">seconds'
         '</option></select></label><label><input type="checkbox" id="logy"> log axis</label></div>'
         '<div class="chart" data-chart="curves"></div>'
@@ -212,13 +227,16 @@ def _parameters(groups: Sequence[Group]) -> str:
     )
 
 
-def _plans(groups: Sequence[Group]) -> str:
+def _plans(groups: Sequence[Group], progress: Callable[[str], object]) -> str:
     parts = ["<h2>What is contracted when</h2><p>Numbers on the tensors are those of the steps; green steps need no "
              "input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
     seen: set[tuple[Any, ...]] = set()
     for group in groups:
         key = (group.format_text, str(group.shared), group.gates, group.rows)
-        tables = [] if key in seen else plan_tables(group)
+        if key in seen:
+            continue
+        progress(f"plans of {group.label}")
+        tables = plan_tables(group)
         if tables:
             seen.add(key)
             inside = "".join(_plan(table) for table in tables)
