@@ -19,7 +19,6 @@ from kronecell.facts import describe
 from kronecell.formats import FORMATS, Format, Shared, parse
 from kronecell.layer_formats import ONE_MODE
 from kronecell.linear import TensorLinear
-from kronecell.split import Split
 from kronecell.suggest import mode_choices
 from kronecell.tune import Product, bucket, choose
 
@@ -144,13 +143,13 @@ def _predicted(question: Question) -> list[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def machine_rate() -> float:
     """Multiply-adds a second of this machine in a matrix product of moderate size: what a price is divided by."""
-    a = torch.ones(384, 384)
+    a = torch.ones(512, 512)
     times = []
-    for _ in range(7):
+    for _ in range(20):  # the fastest counts: other processes only ever slow it down
         started = time.perf_counter()
         a @ a
         times.append(time.perf_counter() - started)
-    return 384**3 / min(times)
+    return 512**3 / min(times)
 
 
 def measured(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -167,22 +166,24 @@ def measured(fields: Mapping[str, str]) -> dict[str, Any]:
     layer = TensorLinear(question.format, gates=question.gates, shared=question.shared, bias=False).eval()
     x = torch.randn(question.rows, question.M, generator=torch.Generator().manual_seed(0))
     dense = question.gates * question.M * question.N
-    other = None
+    dense_ms = None
     if dense <= MEASURED_ELEMENTS // 2 and dense * question.rows <= MEASURED_MACS:
         weight = torch.zeros(question.gates * question.N, question.M)
-        other = _milliseconds(lambda x: torch.nn.functional.linear(x, weight), x, repeats=2)
-    how = "thin split" if isinstance(runner, Split) else str(runner).splitlines()[-1]
-    return {"ms": _milliseconds(layer, x), "dense_ms": other, "why": "", "how": how}
+        dense_ms = _milliseconds(lambda x: torch.nn.functional.linear(x, weight), x)
+    name = next(name for name, other in question.product.runners().items() if other is runner)
+    return {"ms": _milliseconds(layer, x), "dense_ms": dense_ms, "why": "", "how": f"run as {name}"}
 
 
 @torch.no_grad()
-def _milliseconds(layer: Callable[[torch.Tensor], object], x: torch.Tensor, repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats + 1):
+def _milliseconds(layer: Callable[[torch.Tensor], object], x: torch.Tensor, seconds: float = 0.4) -> float:
+    """Median over as many calls as fit into the time, from 2 to 50; the first one makes plans and warms caches."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (len(times) < 51 and time.perf_counter() < end):
         started = time.perf_counter()
         layer(x)
         times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[1:])  # the first one makes plans and warms caches
+    return 1e3 * statistics.median(times[1:])
 
 
 @lru_cache(maxsize=256)
