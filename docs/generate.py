@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,15 +17,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pictures import FOLDER, LABELS, drawings
+
 from kronecell import paper
 from kronecell.commands.count import EXAMPLES
-from kronecell.drawing import draw
-from kronecell.formats import FORMATS, Format, parse
+from kronecell.formats import FORMATS, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.S)
-LABELS = ("Ori", "TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")
+NOTHING = "No measurement is in `benchmarks/results` yet; `python -m benchmarks.surveillance` makes one."
 NAMES = {"Ori": "dense", "TT": "TT, rank 4", "BT": "BT, rank 4, P = 2", "TR": "TR, ranks 5 and 10", "HT": "HT, rank 4"}
 
 
@@ -227,27 +227,58 @@ def _times(case: dict[str, Any], reference: str) -> str:
 
 
 def headline() -> str:
-    """README: measured layers and LSTMs beside the dense ones, as far as results exist."""
-    lstm, projection = read("lstm"), read("projection")
-    if lstm is None and projection is None:
-        return "No measurement is in `benchmarks/results` yet; `make bench` makes them."
+    """README: everything measured, as far as results exist."""
+    parts = [part for part in (speed(), accuracy(), besides()) if part]
+    source = "From `benchmarks/results`, filled in by `python docs/generate.py`; `make bench` measures speed anew."
+    return "\n\n".join([*parts, source]) if parts else "No measurement is in `benchmarks/results` yet."
+
+
+def speed() -> str:
+    """How many times faster than torch: products and whole LSTMs."""
+    lstm, projection = read("lstm") or {"groups": []}, read("projection") or {"groups": []}
     wanted_group = ("UCF11", 96, False, 1)
-    groups = (projection or {"groups": []})["groups"]
-    keys = [(g["dataset"], g["rows"], g["grad"], g["threads"]) for g in groups]
-    product = groups[keys.index(wanted_group)] if wanted_group in keys else None
-    whole = [g for g in (lstm or {"groups": []})["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
+    products = [g for g in projection["groups"] if (g["dataset"], g["rows"], g["grad"], g["threads"]) == wanted_group]
+    whole = [g for g in lstm["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
+    if not products and not whole:
+        return ""
     head, lines = ["UCF11, times faster than torch's"], [[f"`{label}`"] for label in LABELS[1:]]
-    if product:
-        head.append("x W, 96 rows")
-        for line in lines:
-            case = _case(product, f"{line[0].strip('`')} unshared")
-            line.append(_times(case, "dense") + "x" if case else "")
-    for group in whole:
-        head.append(group["title"].removeprefix("UCF11, "))
-        for line in lines:
-            line.append(_lstm(group, line[0].strip("`")))
-    source = "From `benchmarks/results`, made by `make bench`, filled in by `python docs/generate.py`."
-    return f"{table(head, lines)}\n\n{source}"
+    for label, line in zip(LABELS[1:], lines, strict=True):
+        cases = [_case(group, f"{label} unshared") for group in products]
+        line += [_times(case, "dense") + "x" if case else "" for case in cases]
+        line += [_lstm(group, label) for group in whole]
+    head += ["x W, 96 rows" for _ in products] + [group["title"].removeprefix("UCF11, ") for group in whole]
+    return table(head, lines)
+
+
+def accuracy() -> str:
+    """Cross validation on real video, from benchmarks/results/surveillance.json."""
+    data = read("surveillance")
+    if data is None:
+        return ""
+    lines = [
+        [f"`{'dense' if row['format'] == 'Ori' else row['format']}`", f"{row['accuracy']:.1f}%",
+         f"{row['spread_over_folds']:.1f}", f"{row['runs']}", f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x",
+         f"{row['ratio_model']:,.1f}x"]
+        for row in data["rows"]
+    ]  # fmt: skip
+    head = ("real video, two classes", "accuracy", "sd over folds", "runs", "parameters of W", "ratio of W", "of model")
+    return f"{table(head, lines)}\n\n{data['protocol']}"
+
+
+def besides() -> str:
+    """One line for each of the other results."""
+    lines, video, fits = [], read("data"), read("decompose")
+    if video:
+        ratio = video["decode"]["ratio_without_startup"]
+        lines.append(f"- Decoding video: {ratio:.2f} times the frames a second of ffmpeg, one thread each.")
+    if fits:
+        ratios = [row["time_ratio"] for row in fits["tensorly"]]
+        errors = [row["error_ratio"] for row in fits["tensorly"]]
+        lines.append(
+            f"- Decompositions against tensorly: {1 / max(ratios):.1f} to {1 / min(ratios):.1f} times as fast, errors "
+            f"{min(errors):.2f} to {max(errors):.2f} of its."
+        )
+    return "\n".join(lines)
 
 
 def _lstm(group: dict[str, Any], label: str) -> str:
@@ -268,80 +299,9 @@ def fits() -> str:
     return f"{table(head, lines)}\n\nFrom `benchmarks/results/decompose.json` (`python -m benchmarks.decompose`)."
 
 
-# Pictures -------------------------------------------------------------------------------------------------------
-
-
-def picture() -> str:
-    """UCF11 LSTM: multiply-adds of a clip by the paper's order and by ours, and the parameters of W, as SVG."""
-    left, right, top, step, width = 112, 500, 76, 38, 760
-    bottom = top + step * len(LABELS)
-
-    def x(value: float) -> float:
-        return left + (math.log10(value) - math.log10(5)) / (math.log10(500) - math.log10(5)) * (right - left)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 56}" width="{width}" '
-        f'height="{bottom + 56}" role="img" aria-label="multiply-adds and parameters of each format">'
-        "<style>text{font:13px system-ui,'DejaVu Sans',sans-serif;fill:#1d2733}.t{fill:#51606e;font-size:12px}"
-        ".b{font-weight:650}.e{text-anchor:end}</style>"
-        f'<rect width="{width}" height="{bottom + 56}" fill="#fff"/>'
-        '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#51606e"/></marker></defs>'
-        '<text class="b" x="14" y="24">UCF11 LSTM: million multiply-adds of a clip, and parameters of W</text>'
-        '<circle cx="20" cy="46" r="5" fill="#fff" stroke="#0b62a8" stroke-width="2"/>'
-        '<text class="t" x="32" y="50">the order of the paper</text><circle cx="190" cy="46" r="6" fill="#0b62a8"/>'
-        '<text class="t" x="202" y="50">our order: same matrix, same result</text>'
-        f'<text class="t e" x="640" y="50">parameters of W</text><text class="t e" x="{width - 14}" y="50">ratio</text>'
-    ]
-    for value in (5, 10, 50, 100, 500):
-        parts.append(
-            f'<line x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{top - 8}" y2="{bottom}" stroke="#d5dce3"/>'
-            f'<text class="t" text-anchor="middle" x="{x(value):.1f}" y="{bottom + 18}">{value}</text>'
-        )
-    parts.append(
-        f'<text class="t" text-anchor="middle" x="{(left + right) / 2}" y="{bottom + 40}">'
-        "million multiply-adds (logarithmic)</text>"
-    )
-    for number, label in enumerate(LABELS):
-        real = next(r for r in rows_of("UCF11") if r["format"] == label and not r["shared"])["executed"]
-        theirs, ours = real["mflops_paper_order"], real["mflops_best_order"]
-        colour = "#b3362b" if label.startswith("KCP") else "#51606e" if label == "Ori" else "#0b62a8"
-        y = top + step * number + 12
-        parts.append(f'<text class="b" x="14" y="{y + 4}">{"dense" if label == "Ori" else label}</text>')
-        if theirs > ours:
-            parts.append(
-                f'<line x1="{x(theirs) - 6:.1f}" x2="{x(ours) + 8:.1f}" y1="{y}" y2="{y}" stroke="#51606e" '
-                'stroke-width="1.5" marker-end="url(#a)"/>'
-                f'<circle cx="{x(theirs):.1f}" cy="{y}" r="5" fill="#fff" stroke="{colour}" stroke-width="2"/>'
-                f'<text class="t" x="{x(theirs) + 10:.1f}" y="{y + 4}">{theirs:,.1f}</text>'
-            )
-        parts.append(
-            f'<circle cx="{x(ours):.1f}" cy="{y}" r="6" fill="{colour}"/>'
-            f'<text class="t e" x="{x(ours) - 10:.1f}" y="{y + 4}">{ours:,.1f}</text>'
-            f'<text class="e" x="640" y="{y + 4}">{real["params"]:,}</text>'
-            f'<text class="e b" x="{width - 14}" y="{y + 4}">{paper_dense("UCF11") / real["params"]:,.0f}x</text>'
-        )
-    return "".join([*parts, "</svg>\n"])
-
-
-def drawings() -> dict[Path, str]:
-    """Every file below docs/drawings."""
-    found = {DOCS / "drawings" / "result.svg": picture()}
-    for kind, text in EXAMPLES.items():
-        fmt: Format = parse(text)
-        names = [*fmt.orders()][:1] + (["algorithm2"] if kind == "kcp" else [])
-        for name in names:
-            svg = draw(fmt.plan(name), title=f"{kind.upper()}, order {name}", standalone=True)
-            found[DOCS / "drawings" / f"{kind}-{name}.svg"] = svg + "\n"
-    every = parse(EXAMPLES["kcp"] + ",tie=all")
-    svg = draw(every.plan(), title="KCP of Theorem 1 (tie=all), order separable", standalone=True)
-    found[DOCS / "drawings" / "kcp-all-separable.svg"] = svg + "\n"
-    return found
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline, "fits": fits,
+    "measured": measured, "headline": headline, "fits": fits, "accuracy": lambda: accuracy() or NOTHING,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip
@@ -372,15 +332,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
     check = parser.parse_args().check
-    stale = [p for p, text in wanted().items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+    files = wanted()
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    left_over = [path for path in sorted(FOLDER.iterdir()) if path not in files] if FOLDER.is_dir() else []
+    for path in [*stale, *left_over]:
+        print(f"{'stale' if check else 'changed'}: {path.relative_to(ROOT)}", file=sys.stderr)
+    if check:
+        if stale or left_over:
+            print("run: python docs/generate.py", file=sys.stderr)
+            raise SystemExit(1)
+        return
+    FOLDER.mkdir(exist_ok=True)
     for path in stale:
-        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}", file=sys.stderr)
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted()[path], encoding="utf-8")
-    if check and stale:
-        print("run: python docs/generate.py", file=sys.stderr)
-        raise SystemExit(1)
+        path.write_text(files[path], encoding="utf-8")
+    for path in left_over:
+        path.unlink()
 
 
 if __name__ == "__main__":
