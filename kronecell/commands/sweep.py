@@ -139,6 +139,7 @@ def _start(job: Job, launcher: str) -> subprocess.Popen[str]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},  # runs share the cores: waiting threads must not spin
         )
     except OSError as error:
         raise KronecellError(f"cannot start {command[0]!r}: {error.strerror or error}") from None
