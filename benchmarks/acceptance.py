@@ -141,8 +141,10 @@ def auto_points(results: dict[str, Any] | None) -> list[Point]:
             note = f"{_name(worst['format'], worst['shared'])}, {worst['rows']} rows, {how}; "
             note += f"{within} of {len(products)} within 1.15"
         points.append(Point(f"{what}, at its worst", worst and worst[key], 1.15, True, note))
-    slower = [item["tuned_ratio"] / item["paper_ratio"] for item in products if item["paper_ratio"]]
-    points.append(Point("auto over the paper's order, at its worst", max(slower, default=None), 1.05, True))
+    run_too = [item for item in products if item["paper_ratio"]]
+    slower = max((item["tuned_ratio"] / item["paper_ratio"] for item in run_too), default=None)
+    note = f"run for {len(run_too)} of {len(products)}, the others are predicted to be far slower"
+    points.append(Point("auto over the paper's order, at its worst", slower, 1.0, True, note))
     return points
 
 
@@ -191,7 +193,7 @@ def run(options: Options) -> None:
     held = sum(point.holds == "yes" for point in points)
     text = f"""# Targets and measured figures
 
-All figures are ratios of medians in one run, from the result files in this folder; {held} of {len(points)} hold.
+Figures are ratios within one run of each benchmark, from the result files in this folder; {held} of {len(points)} hold.
 
 {lines}"""
     data = {"points": [{**vars(point), "holds": point.holds == "yes"} for point in points]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,9 +44,11 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Samples of seconds per call of every case, taken in rounds: all cases once, then all again.
 
+    The order is shuffled in every round: behind a case that fills the caches with something else the same product can
+    take twice as long, so no case may always have the same neighbour.
+
     A case that takes long, or `give_up` times as long as the fastest, keeps the sample of its first call; the cases in
-    `always` get all their repeats. A sample of a quick case follows a call that is not timed, so that it finds in the
-    caches what it left there itself, not what its neighbour left.
+    `always` get all their repeats. A sample of a quick case follows a call of the same case that is not timed.
     """
     first = {name: _sample(call, 1) for name, call in cases.items()}
     limit = min(SLOW_SECONDS, min(first.values()) * give_up if give_up is not None else float("inf"))
@@ -58,8 +61,11 @@ def interleave(
         second = min(first[name], _sample(call, 1)) if first[name] < 5 * QUICK_SECONDS else first[name]
         quick[name] = second < QUICK_SECONDS
         loops[name] = max(1, round(SAMPLE_SECONDS / max(second, 1e-7)))
+    shuffled, turns = random.Random(0), [*loops]
     for _ in range(repeats):
-        for name, count in loops.items():
+        shuffled.shuffle(turns)
+        for name in turns:
+            count = loops[name]
             if name in always or spent[name] < case_seconds or len(samples[name]) < min(FEWEST, repeats):
                 if quick[name]:
                     cases[name]()
