@@ -1,7 +1,8 @@
-"""Drawn formats: modes from 1 to 5, d from 1 to 5, unequal ranks, sharing; sizes small enough for a dense oracle."""
+"""Drawn formats (modes and d from 1 to 5, unequal ranks, small enough for a dense oracle) and the product they equal."""
 
 from __future__ import annotations
 
+import torch
 from hypothesis import strategies as st
 
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker
@@ -55,3 +56,9 @@ def formats(draw: st.DrawFn, kind: str) -> Format:
     K = min(KCP(m, n, 3, 1, 1, clip=True).K, draw(small))
     CA, CB = (draw(st.one_of(small, st.tuples(*[small] * K))) for _ in range(2))
     return KCP(m, n, K, CA, CB, tie=kind.removeprefix("kcp-"), clip=True)
+
+
+def dense_product(fmt: Format, x: torch.Tensor, factors: dict, gates: int, shared: object) -> torch.Tensor:
+    """x @ W for all gates, gate-major, with every W formed."""
+    W = fmt.to_dense(factors, gates=gates, shared=shared).reshape(gates, fmt.M, fmt.N)
+    return torch.stack([x @ w for w in W], dim=-2).flatten(-2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
-from tests.cases import KINDS, formats
+from tests.cases import KINDS, dense_product, formats
 
 ROWS = 3
 
@@ -19,11 +19,6 @@ ROWS = 3
 def orders_of(fmt: kc.Format) -> list[str]:
     """All orders; the naive one is exponential by nature and only run where that is affordable."""
     return [name for name in [*fmt.orders(), "optimal"] if name != "naive" or fmt.plan(name).total_macs < 300_000]
-
-
-def dense_product(fmt: kc.Format, x: torch.Tensor, factors: dict, gates: int, shared: object) -> torch.Tensor:
-    W = fmt.to_dense(factors, gates=gates, shared=shared).reshape(gates, fmt.M, fmt.N)
-    return torch.stack([x @ w for w in W], dim=-2).flatten(-2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

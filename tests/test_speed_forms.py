@@ -15,14 +15,9 @@ from hypothesis import strategies as st
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
 from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, save_choices
-from tests.cases import KINDS, formats
+from tests.cases import KINDS, dense_product, formats
 
 F64 = torch.float64
-
-
-def dense_product(fmt: kc.Format, x: torch.Tensor, factors: dict, gates: int, shared: object) -> torch.Tensor:
-    W = fmt.to_dense(factors, gates=gates, shared=shared).reshape(gates, fmt.M, fmt.N)
-    return torch.stack([x @ w for w in W], dim=-2).flatten(-2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

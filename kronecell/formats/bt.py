@@ -11,8 +11,9 @@ from torch import Tensor
 from kronecell.fit.options import FitOptions
 from kronecell.fit.tucker import joint_modes, tucker_dense, tucker_fit
 from kronecell.formats.base import Format, mode_legs
-from kronecell.network import INPUT, Factor, Network
-from kronecell.order import Tree, chain
+from kronecell.formats.tucker import kernel_orders
+from kronecell.network import Factor, Network
+from kronecell.order import Tree
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,7 @@ class BT(Format):
         return Network.of([*factors, Factor("K", ("p", *r))], m, n, m | n | r | {"p": self.P})
 
     def orders(self) -> dict[str, Tree]:
-        factors = [f"F{i}" for i in range(1, self.d + 1)]
-        return {
-            "kernel_last": chain(INPUT, *factors, "K"),
-            "kernel_first": chain(INPUT, ("K", factors[0]), *factors[1:]),
-        }
+        return kernel_orders(self.d)
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
         """Deflation: each block is the Tucker fit of what the blocks before it left over."""

@@ -42,11 +42,7 @@ class Tucker(Format):
         return Network.of([*factors, Factor("K", tuple(r))], m, n, m | n | r)
 
     def orders(self) -> dict[str, Tree]:
-        factors = [f"F{i}" for i in range(1, self.d + 1)]
-        return {
-            "kernel_last": chain(INPUT, *factors, "K"),
-            "kernel_first": chain(INPUT, ("K", factors[0]), *factors[1:]),
-        }
+        return kernel_orders(self.d)
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
         """HOSVD, then higher-order orthogonal iteration (De Lathauwer 2000)."""
@@ -61,3 +57,12 @@ class Tucker(Format):
     @property
     def unshared(self) -> tuple[str, ...]:
         return ("F1",)
+
+
+def kernel_orders(d: int) -> dict[str, Tree]:
+    """The orders of a kernel K with factors F1 ... Fd: K last, as the paper has it for BT, or merged into F1 first."""
+    factors = [f"F{i}" for i in range(1, d + 1)]
+    return {
+        "kernel_last": chain(INPUT, *factors, "K"),
+        "kernel_first": chain(INPUT, ("K", factors[0]), *factors[1:]),
+    }
