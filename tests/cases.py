@@ -1,4 +1,4 @@
-"""Drawn formats (modes and d from 1 to 5, unequal ranks, small enough for an oracle) and the product they must equal."""
+"""Drawn formats (modes and d from 1 to 5, unequal ranks, small enough for an oracle) and the product they equal."""
 
 from __future__ import annotations
 
