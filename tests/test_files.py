@@ -78,10 +78,15 @@ def test_a_model_with_our_layers_inside_is_filled(tmp_path: Path) -> None:
         kc.load(tmp_path, into=broken)
 
 
-def test_tied_parameters_are_saved(tmp_path: Path) -> None:
-    model = nn.ModuleList([kc.TensorLinear("tt:m=3x4,n=2x4,r=2")] * 2)
+def test_tied_parameters_are_saved_and_come_back_tied(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, other = (nn.ModuleList([kc.TensorLinear("tt:m=3x4,n=2x4,r=2")] * 2) for _ in range(2))
+    assert not torch.equal(model[0].G1, other[0].G1)
     kc.save(model, tmp_path)
-    kc.load(tmp_path, into=model)
+    kc.load(tmp_path, into=other)
+    assert other[0].G1 is other[1].G1
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
 
 
 @pytest.fixture

@@ -40,13 +40,14 @@ def test_every_order_is_the_dense_product_with_its_gradients_at_its_count(kind: 
             with FlopCounterMode(display=False) as counter:
                 y = plan.execute(x, factors)
             assert counter.get_total_flops() == 2 * plan.total_macs, order
-            torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13, msg=lambda m, o=order: f"{o}: {m}")
+            ways = {order: y}
             wide = replace(plan, wide=True)
             if any(op.diagonal for op in wide.program.hot):
-                y = wide.execute(x, factors)  # its gradients are checked below, the narrow ones through the same code
-                torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13, msg=lambda m, o=order: f"{o}: {m}")
-            for got, want in zip(torch.autograd.grad((y * weights).sum(), leaves), wanted, strict=True):
-                torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12, msg=lambda m, o=order: f"{o}: {m}")
+                ways[f"{order} wide"] = wide.execute(x, factors)
+            for name, y in ways.items():
+                torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
+                for got, want in zip(torch.autograd.grad((y * weights).sum(), leaves), wanted, strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
     law()
 
