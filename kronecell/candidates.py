@@ -35,11 +35,9 @@ class Chunked:
         """As the plan's."""
         return self.plan.prepare(factors)
 
-    def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
+    def apply(self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
         """As the plan's, chunk by chunk."""
-        rows = x.reshape(-1, x.shape[-1])
-        y = torch.cat([self.plan.apply(part, prepared) for part in rows.split(self.plan.rows)])
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+        return self.plan.apply(x, prepared, bias, chunk=self.plan.rows)
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """Both."""

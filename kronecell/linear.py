@@ -122,17 +122,18 @@ class TensorLinear(nn.Module):
             runner = self._choices[key] = choose(self.product(rows, columns))
         return runner
 
-    def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
-        """The map x -> x W for about `rows` rows, with the work that needs no x already done."""
+    def prepared(self, rows: int, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """The map x -> x W + bias for about `rows` rows, with the work that needs no x already done."""
         runner: Runner = self._traced_plan if torch.compiler.is_compiling() else self.plan(rows)
         like = getattr(self, self._names[0])
         dtype = autocast_dtype(like)
         if dtype is None:
             tensors = self._kept.prepare(runner, self.factors(), self.training)
-            return lambda x: runner.apply(x, tensors)
+            return lambda x: runner.apply(x, tensors, bias)
         with autocast_off(like):  # products of weights keep their precision, products with x do not
             tensors = {name: tensor.to(dtype) for name, tensor in runner.prepare(self.factors()).items()}
-        return lambda x: runner.apply(x if x.dtype == torch.uint8 else x.to(dtype), tensors)
+        bias = None if bias is None else bias.to(dtype)
+        return lambda x: runner.apply(x if x.dtype == torch.uint8 else x.to(dtype), tensors, bias)
 
     def split(self, rows: int) -> Split | None:
         """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""
@@ -147,19 +148,18 @@ class TensorLinear(nn.Module):
         tensors = self._kept.prepare(split, self.factors(), self.training)
         return split.inner.apply(x, tensors), tensors[OUT]
 
-    def project(self, x: Tensor) -> Tensor:
-        """x W, without the bias."""
+    def project(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x W + bias; the layer's own bias is not added."""
         width = check_tensor(x, "x").shape[-1] if x.ndim else 0
         if width != self.in_features:
             raise ShapeError(
                 f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
             )
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
-        return self.prepared(rows)(x)
+        return self.prepared(rows, bias)(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.project(x)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return self.project(x, self.bias)
 
     # Dense -------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kronecell.narrow import COLUMNS, narrow
 from kronecell.network import INPUT, Factor, Network
 from kronecell.steps import Step
 
@@ -25,6 +26,7 @@ MATRIX_PRICE = 100
 MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
+NARROW_LIMIT = 2**17  # elements of a small operand up to which permuting it costs nothing to speak of
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Op:
     swapped: bool = False  # a is the view of the right operand
     spread: bool = False
     diagonal: tuple[tuple[int, ...], int, int] | None = None  # shape of the wide result, the two positions of the leg
+    narrow: bool = False  # b is brought to columns x summed, the layout in which few columns are multiplied fastest
     copied: int = 0  # elements copied to bring x into place, for the plan's number of rows
     matrices: int = 1  # matrix products started
 
@@ -76,18 +79,54 @@ class Op:
         a, b = (self.a(right), self.b(left)) if self.swapped else (self.a(left), self.b(right))
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
+        if self.narrow:
+            return narrow(a, b)
         result = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
         if self.diagonal is not None:
             shape, *pair = self.diagonal
-            result = torch.diagonal(result.reshape(shape), 0, *pair).contiguous()
+            result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()
         return result
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result, with -1 where the rows are."""
+        if self.diagonal is not None:
+            shape, _, second = self.diagonal
+            return (*shape[:second], *shape[second + 1 :])
+        if self.narrow:
+            return (self.a.groups[0], self.b.groups[0])
+        return (*(self.b.groups[:1] if self.spread else ()), *self.a.groups[:-1], self.b.groups[-1])
+
+    def product_gradient(self, gradient: Tensor) -> Tensor:
+        """Gradient of the matrix product from that of the result: what the two below take."""
+        if self.diagonal is None:
+            return gradient
+        shape, *pair = self.diagonal
+        sizes = [*gradient.shape]
+        sizes.insert(pair[1], shape[pair[1]])
+        whole = gradient.new_zeros(sizes)
+        torch.diagonal(whole, 0, *pair).movedim(-1, pair[0]).copy_(gradient)
+        return whole.reshape(self.b.groups[0], self.a.groups[0], self.b.groups[2])
+
     def small_gradient(self, left: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """Gradient of the right operand, for a plain or a spread product without diagonal."""
-        if self.swapped:  # out[i] = a b[i]: sum over the batch of gradient[i] b[i]^T
+        """Gradient of the right operand, whose shape is given."""
+        if self.swapped:
             b = self.b(left)
-            return self.a.undo(torch.einsum("bij,bkj->ik", gradient, b) if b.ndim == 3 else gradient @ b.T, shape)
-        return self.b.undo(self.a(left).T @ gradient, shape)
+            if self.spread:  # out[i] = a b[i]; transposing the gradient costs less than transposing b
+                return self.a.undo(torch.bmm(b, gradient.mT).sum(0).t().contiguous(), shape)
+            return self.a.undo(gradient @ b.mT, shape)
+        a = self.a(left)
+        return self.b.undo(gradient.t() @ a if self.narrow else a.mT @ gradient, shape)
+
+    def big_gradient(self, right: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        """Gradient of the left operand, whose shape is given."""
+        if self.swapped:
+            a = self.a(right).mT
+            return self.b.undo(
+                torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient, shape
+            )
+        b = self.b(right)
+        return self.a.undo(gradient @ (b if self.narrow else b.mT), shape)
 
 
 @dataclass(frozen=True)
@@ -98,6 +137,7 @@ class Program:
     hot: tuple[Op, ...]
     result: str
     last: View
+    straight: bool = False  # the last product is a batch over leading outputs, and can be written where it belongs
 
     def finish(self, tensors: dict[str, Tensor]) -> Tensor:
         return self.last(tensors[self.result])
@@ -162,14 +202,17 @@ class _Layouts:
         def add(
             price: int, big: list[list[str]], small: list[list[str]], swapped: bool, spread: bool, matrices: int
         ) -> None:
+            narrow = False
             if swapped:
                 a, b = self.view(step.right_legs, small), self.view(order, big)
                 legs = (*(big[0] if spread else batch), *other, *big[-1])
             else:
+                narrow = not batch and not step.hoisted and self._narrow(step, other, summed)
+                small = [other, summed] if narrow else small
                 a, b = self.view(order, big), self.view(step.right_legs, small)
                 legs = (*batch, *free, *other)
             copied = self.copies(order, big)
-            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread, None, copied, matrices)
+            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread, None, narrow, copied, matrices)
             found.append((price + matrices * MATRIX_PRICE + copied, op))
 
         front = [batch] if batch else []
@@ -191,6 +234,20 @@ class _Layouts:
         elif self.wide and len(batch) == 1 and batch[0] in after and step.hoisted is False:
             found.append(self._wide(step, order, before, summed, after, other, batch[0]))
         return found
+
+    def straight(self, op: Op, outputs: tuple[str, ...]) -> bool:
+        """Whether a product is one of batches of rows, with its outputs already in order but for the rows."""
+        at = op.legs.index(ROW)
+        groups = (self.volume(op.legs[:at]), -1, self.volume(op.legs[at + 1 :]))
+        ordered = op.legs[:at] + op.legs[at + 1 :] == outputs
+        return ordered and not op.swapped and groups == (*op.a.groups[:-1], op.b.groups[-1])
+
+    def _narrow(self, step: Step, other: list[str], summed: list[str]) -> bool:
+        """Whether the small operand is narrow, and lies so already or is cheap to bring to columns x summed."""
+        lies = [leg for leg in step.right_legs if self.sizes[leg] > 1] == [
+            leg for leg in (*other, *summed) if self.sizes[leg] > 1
+        ]
+        return self.volume(other) <= COLUMNS and (lies or self.volume(step.right_legs) <= NARROW_LIMIT)
 
     def _around(self, order: tuple[str, ...], summed: list[str]) -> tuple[list[str], list[str]] | None:
         """The legs before and after the summed ones, when these stand together in the middle."""
@@ -217,13 +274,13 @@ class _Layouts:
         wide = [*before, "pair", *other, *after]
         sizes = _Layouts({**self.sizes, "pair": self.sizes[shared]})
         shape = tuple(sizes.extent([leg]) for leg in wide)
-        legs = (*(leg for leg in wide if leg not in ("pair", shared)), shared)
+        legs = tuple(shared if leg == "pair" else leg for leg in wide if leg != shared)
         repeats = self.volume(before)
         extra = sizes.volume([*wide, *summed]) // MACS_PER_ELEMENT
         price = repeats * (MATRIX_PRICE + self.volume([shared, *other, *summed])) + extra + 2 * sizes.volume(wide)
         diagonal = (shape, wide.index("pair"), wide.index(shared))
         copied = self.copies(order, [before, summed, after])
-        op = Op(step.left, step.right, step.name, a, b, legs, True, True, diagonal, copied, repeats)
+        op = Op(step.left, step.right, step.name, a, b, legs, True, True, diagonal, False, copied, repeats)
         return price + copied, op
 
 
@@ -263,7 +320,8 @@ def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False
         _, order, ops = min(done, key=lambda item: item[0])
     else:
         order, ops = legs[result], ()
-    return Program(tuple(hoisted), ops, result, layouts.view(order, groups))
+    straight = bool(ops) and layouts.straight(ops[-1], network.outputs)
+    return Program(tuple(hoisted), ops, result, layouts.view(order, groups), straight)
 
 
 def _located(step: Step, legs: dict[str, tuple[str, ...]]) -> Step:

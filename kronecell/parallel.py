@@ -80,9 +80,14 @@ class BranchParallel(TensorLinear):
             for name, tensor in super().factors().items()
         }
 
-    def prepared(self, rows: int) -> Callable[[Tensor], Tensor]:
+    def prepared(self, rows: int, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         product = super().prepared(rows)
-        return lambda x: _sum_values(product(_sum_gradient(x, self.process_group)), self.process_group)
+
+        def whole(x: Tensor) -> Tensor:
+            y = _sum_values(product(_sum_gradient(x, self.process_group)), self.process_group)
+            return y if bias is None else y + bias.to(y.dtype)
+
+        return whole
 
     def split(self, rows: int) -> Split | None:
         """None: the sum over the processes stands between x and the gates."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kronecell.bytes import byte_product
 from kronecell.errors import PlanError, ShapeError
+from kronecell.hot import Hot, run_hot
 from kronecell.lowering import Program, constant_tensor, lower
 from kronecell.network import INPUT, Network
 from kronecell.order import Tree, leaves
@@ -110,8 +111,13 @@ class Plan:
             op.run(tensors)
         return tensors
 
-    def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
-        """Run the steps that touch x (..., M) -> (..., gates * N). A byte b of uint8 input counts as b / 255."""
+    def apply(
+        self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None, chunk: int | None = None
+    ) -> Tensor:
+        """Run the steps that touch x (..., M) -> (..., gates * N). A byte b of uint8 input counts as b / 255.
+
+        In chunks of so many rows, intermediates stay in cache; they are then made again for the backward.
+        """
         width = prod(self.network.shape(self.network.inputs))
         if x.ndim == 0 or x.shape[-1] != width:
             raise ShapeError(
@@ -119,20 +125,25 @@ class Plan:
                 f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
             )
         dtype = prepared[self.network.parameters[0].name].dtype
-        tensors = {**prepared, INPUT: x.reshape(-1, width)}
+        flat = x.reshape(-1, width)
         if x.dtype == torch.uint8:
+            if chunk is not None and len(flat) > chunk:
+                y = torch.cat([self.apply(part, prepared, bias) for part in flat.split(chunk)])
+                return y.reshape(*x.shape[:-1], y.shape[-1])
             program = self.byte_program
             first, *rest = program.hot
-            tensors[first.out] = byte_product(tensors[INPUT], tensors[first.right], first)
+            flat = byte_product(flat, prepared[first.right], first)
+            if not rest:
+                y = program.last(flat)
+                return (y if bias is None else y + bias).reshape(*x.shape[:-1], y.shape[-1])
         elif x.dtype == dtype:
             program, rest = self.program, [*self.program.hot]
         else:
             raise ShapeError(
                 f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)"
             )
-        for op in rest:
-            op.run(tensors)
-        y = program.finish(tensors)
+        hot = Hot(tuple(rest), program.last, program.straight, chunk)
+        y = run_hot(hot, flat, [prepared[op.right] for op in rest], bias)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:

@@ -242,8 +242,7 @@ class Recurrent(nn.Module):
         bias = getattr(self, "bias_ih" + end) if self.bias else None
         if not isinstance(weight, TensorLinear):
             return F.linear(numbers(x, weight.dtype), weight, bias)
-        gates = weight(x)
-        return gates if bias is None else gates + bias.to(gates.dtype)
+        return weight.project(x, bias)
 
     def _dense_hidden(self, end: str) -> Tensor:
         weight: Weight = getattr(self, "weight_hh" + end)
@@ -257,10 +256,7 @@ class Recurrent(nn.Module):
         if not isinstance(weight, TensorLinear) or (self.densifies(layer) and not traced):
             dense = self._dense_hidden(end)
             return lambda h: F.linear(h, dense, bias)
-        product = weight.prepared(TRACED_ROWS if traced else h.shape[0])
-        if bias is None:
-            return product
-        return lambda h: (y := product(h)) + bias.to(y.dtype)
+        return weight.prepared(TRACED_ROWS if traced else h.shape[0], bias)
 
     def densifies(self, layer: int) -> bool:
         """Whether a compressed U of this layer is made dense once per forward."""

@@ -48,7 +48,8 @@ class Split:
         copies = self.gates if GATE in self.outer.network.outputs else 1
         blocks = tensor.reshape(copies, rank, -1)
         if self.gated:  # every gate has its own columns of S, and the same Out where only the input side differs
-            return torch.block_diag(*blocks.expand(self.gates, -1, -1))
+            own = torch.eye(self.gates, dtype=blocks.dtype, device=blocks.device).reshape(self.gates, 1, self.gates, 1)
+            return (blocks.unsqueeze(2) * own).reshape(self.width, -1)
         return blocks.transpose(0, 1).reshape(rank, -1)
 
     def project(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
@@ -61,9 +62,13 @@ class Split:
         """The work that needs no x: the hoisted steps of the input side, and Out."""
         return {**self.inner.prepare(factors), OUT: self.out_matrix(factors)}
 
-    def apply(self, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
+    def apply(self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
         """x (..., M) -> (..., gates * N)."""
-        return self.inner.apply(x, prepared) @ prepared[OUT]
+        columns, out = self.inner.apply(x, prepared), prepared[OUT]
+        if bias is None:
+            return columns @ out
+        y = torch.addmm(bias, columns.reshape(-1, columns.shape[-1]), out)
+        return y.reshape(*columns.shape[:-1], y.shape[-1])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """Both."""
