@@ -109,7 +109,7 @@ def measure(quantity: str, values: list[int], makers: dict[str, Make], quick: bo
             layer = kc.TensorLinear(fmt, gates=GATES).eval()
             cases[f"{name} {value}"] = inference(lambda layer=layer, x=x: layer(x))
             known = candidates(fmt, bucket(rows), GATES)
-            cheapest = min(predict(runner, rows, hoisted=False) for runner in known.values())
+            cheapest = min(predict(runner, rows, training=False) for runner in known.values())
             fewest = min(fmt.plan("optimal", rows, gates=GATES).macs * rows, 4 * fmt.M * fmt.N * rows)
             counted[f"{name} {value}"] = (float(fewest), cheapest)
     samples = interleave(cases, 1 if quick else 9, 0.0 if quick else 0.3)

@@ -22,8 +22,8 @@ from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.candidates import PRICES, Prices, Runner, candidates, predict, work
 from kronecell.formats import Format
 
-NAMES = ("read", "written", "copied", "matrix", "call")
-ROWS = (1, 6, 96)
+NAMES = ("read", "written", "fresh", "copied", "matrix", "call")
+ROWS = (1, 6, 96, 384)
 SKIP = 8.0  # candidates predicted this many times the best are not run
 GIVE_UP = 3.0
 CASE_SECONDS = 0.06
@@ -91,7 +91,7 @@ def cases(chosen: dict[str, Format], rows: Iterable[int], repeats: int) -> Itera
     for label, fmt in chosen.items():
         for shared in (False, True):
             for count in rows:
-                for grad in (False, True):
+                for grad in (False, True) if count < 384 else (False,):
                     yield measure(fmt, label, count, shared, grad, repeats)
 
 

@@ -33,7 +33,7 @@ def replace_whole(target: Path, fill: Callable[[Path], object]) -> None:
 
 def remove_temporaries(folder: Path) -> None:
     """Delete what writers that were killed left behind."""
-    for path in folder.glob(f"{TEMPORARY}*"):
+    for path in folder.glob(".tmp*"):  # ours, and those that safetensors makes inside `fill`
         path.unlink(missing_ok=True)
 
 

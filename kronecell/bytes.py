@@ -17,7 +17,7 @@ SCALE = 1 / 255
 
 
 def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
-    """op(x / 255, small) for x (rows, M) of bytes; differentiable in `small`, any number of times."""
+    """op(x / 255, small) for x (rows, M) of bytes and `small` laid out; differentiable in that any number of times."""
     return _ByteProduct.apply(x, small * SCALE, op)
 
 
@@ -46,6 +46,6 @@ class _ByteProduct(torch.autograd.Function):
         start = 0
         for part in _chunks(x):
             stop = start + gradient.shape[0] * part.shape[0] // x.shape[0]
-            total = total + ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], small.shape)
+            total = total + ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop])
             start = stop
         return None, total, None

@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from kronecell.formats.base import Format
+from kronecell.lowering import Op
 from kronecell.network import INPUT
 from kronecell.order import greedy, optimal
 from kronecell.plan import Plan
 from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
-DENSE_LIMIT = 2**22  # elements up to which making W is considered at all: what was compressed for memory stays so
-CHUNK_ELEMENTS = 2**20  # an intermediate of this size stays in a core's cache
+DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
+CHUNK_ELEMENTS = 2**21  # an intermediate of this size stays in cache, and is worth a call
+FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
+AGAIN = 4 / 3  # forward and backward cost about three forwards, with intermediates made again four
+REGISTER = 16  # columns that a product computes at once
 
 Sharing = bool | tuple[str, ...]
 
@@ -60,9 +64,9 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
             plans[name] = fmt.plan(name, rows, gates=gates, shared=shared)
     for traffic in TRAFFICS:
         name = f"optimal/{traffic}" if traffic else "optimal"
-        tree = optimal(network, rows, traffic)
-        if all(plan.tree != tree for plan in plans.values()):
-            plans[name] = Plan(network, tree, rows, name)
+        plan = Plan(network, optimal(network, rows, traffic), rows, name)
+        if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
+            plans[name] = plan
     if len(network.factors) > 1 and gates * fmt.M * fmt.N <= DENSE_LIMIT:
         plans["dense"] = Plan(network, (INPUT, greedy(network.as_dense())), rows, "dense")
     for name, plan in [*plans.items()]:
@@ -77,6 +81,11 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
     found |= splits(fmt, rows, gates, shared)
     return found
+
+
+def _hoists(plan: Plan) -> int:
+    """Elements of the largest product of weights that a plan makes."""
+    return max((step.size for step in plan.steps if step.hoisted), default=0)
 
 
 @lru_cache(maxsize=1024)
@@ -107,6 +116,7 @@ class Prices:
 
     read: float = 4.0
     written: float = 128.0
+    fresh: float = 100.0
     copied: float = 20.0
     matrix: float = 2_000.0
     call: float = 1_800_000.0
@@ -115,45 +125,88 @@ class Prices:
 PRICES = Prices()
 
 
-def work(runner: Runner, rows: int, hoisted: bool) -> dict[str, float]:
-    """What a call of a runner does: multiply-adds, elements read, written and copied, matrices and calls started."""
+AMOUNTS = ("macs", "read", "written", "fresh", "copied", "matrix", "call")
+
+
+def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
+    """What a call of a runner does: multiply-adds, elements read, written, copied and put into fresh memory, calls.
+
+    Training includes the work that needs no x, and in chunks the steps that are run again for the backward.
+    """
     if isinstance(runner, Chunked):
-        once = work(runner.plan, runner.plan.rows, hoisted=False)
-        prepared = work(runner.plan, 0, hoisted) if hoisted else {}
+        plan = runner.plan
+        once = _hot_work(plan, plan.rows)
         once["written"] *= IN_CACHE
-        return {key: value * rows / runner.plan.rows + prepared.get(key, 0.0) for key, value in once.items()}
-    plan = runner.inner if isinstance(runner, Split) else runner
-    total = dict.fromkeys(("macs", "read", "written", "copied", "matrix", "call"), 0.0)
-    ops = {op.out: op for op in (*plan.program.hoisted, *plan.program.hot)}
-    share = rows / plan.rows  # op.copied and op.matrices are for the rows of the plan
-    for step in plan.steps:
-        if step.hoisted and not hoisted:
-            continue
-        op, times = ops[step.name], 1 if step.hoisted else rows
-        pairs = op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1
-        total["macs"] += step.macs * times * pairs
-        sides = (prod(plan.network.shape(legs)) for legs in (step.left_legs, step.right_legs))
-        big, small = sides if INPUT in step.left else reversed([*sides])
-        total["read"] += big * times + small
-        total["written"] += step.size * times * pairs
-        total["copied"] += op.copied * (1 if step.hoisted else share)
-        if op.matrices > 1:
-            total["matrix"] += op.matrices * (share if op.spread else 1)
-        total["call"] += 1 if step.hoisted or rows else 0
+        times = rows / plan.rows * (AGAIN if training else 1)
+        total = {name: amount * times for name, amount in once.items()}
+    else:
+        plan = runner.inner if isinstance(runner, Split) else runner
+        total = _hot_work(plan, rows)
+    if training:
+        _add_hoisted_work(plan, total)
     if isinstance(runner, Split):
         outputs = runner.gates * prod(runner.out_modes)
         total["macs"] += rows * outputs * runner.width
         total["written"] += rows * outputs
         total["call"] += 1
-        if hoisted:
+        if training:
             total["macs"] += runner.outer.hoisted_macs
             total["call"] += len(runner.outer.steps) + 2
-    elif plan.program.last.permutation is not None:
+    return total
+
+
+def _hot_work(plan: Plan, rows: int) -> dict[str, float]:
+    """The steps that touch x."""
+    total = dict.fromkeys(AMOUNTS, 0.0)
+    ops = {op.out: op for op in plan.program.hot}
+    share = rows / plan.rows  # op.copied and op.matrices are for the rows of the plan
+    for step in plan.steps:
+        if step.hoisted:
+            continue
+        op = ops[step.name]
+        pairs = op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1
+        total["macs"] += step.macs * rows * pairs * _padding(op)
+        sides = (prod(plan.network.shape(legs)) for legs in (step.left_legs, step.right_legs))
+        big, small = sides if INPUT in step.left else reversed([*sides])
+        total["read"] += big * rows + small
+        written, copied = step.size * rows * pairs, op.copied * share
+        total["written"] += written
+        total["copied"] += copied
+        total["fresh"] += sum(size for size in (written, copied / 2) if size > FRESH)
+        if op.matrices > 1:
+            total["matrix"] += op.matrices * (share if op.spread else 1)
+        total["call"] += 1
+    if plan.program.last.permutation is not None and not plan.program.straight:
         total["copied"] += 2 * rows * prod(plan.network.shape(plan.network.outputs))
     return total
 
 
-def predict(runner: Runner, rows: int, hoisted: bool = True, prices: Prices = PRICES) -> float:
-    """Price of one call in multiply-adds; `hoisted` includes the work that needs no x, as training does."""
-    done = work(runner, rows, hoisted)
+def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
+    """The products of weights, and the small operands laid out."""
+    ops = {op.out: op for op in plan.program.hoisted}
+    for step in plan.steps:
+        if step.hoisted:
+            op = ops[step.name]
+            total["macs"] += step.macs * _padding(op)
+            total["written"] += step.size
+            total["copied"] += op.copied
+            total["matrix"] += op.matrices if op.matrices > 1 else 0
+            total["call"] += 1
+    for op in plan.program.hot:
+        laid_out = op.a if op.swapped else op.b
+        if laid_out.permutation is not None:
+            total["copied"] += 2 * prod(laid_out.legs)
+
+
+def _padding(op: Op) -> float:
+    """Multiply-adds done over those that count: a product of a few columns takes as long as one of a whole register."""
+    if op.swapped:
+        return 1.0
+    columns = op.b.groups[0 if op.narrow else -1]
+    return REGISTER * -(-columns // REGISTER) / columns
+
+
+def predict(runner: Runner, rows: int, training: bool = True, prices: Prices = PRICES) -> float:
+    """Price of one call in multiply-adds."""
+    done = work(runner, rows, training)
     return done.pop("macs") + sum(getattr(prices, name) * amount for name, amount in done.items())

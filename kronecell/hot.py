@@ -29,7 +29,7 @@ class Hot:
 
 
 def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """x (rows, M) through all steps, whose other operands are `small`, plus the bias."""
+    """x (rows, M) through all steps, whose other operands, laid out, are `small`, plus the bias."""
     inputs = (x, *small) if bias is None else (x, *small, bias)
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in inputs):
         return _run(hot, x, small, bias, straight=hot.straight and _ordinary())
@@ -59,7 +59,7 @@ def _end(hot: Hot, left: Tensor, operand: Tensor, bias: Tensor | None, straight:
     if not straight:
         y = hot.last(op.product(left, operand))
         return y if bias is None else y + bias
-    a, b = op.a(left), op.b(operand)
+    a, b = op.a(left), operand
     y = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     place = y.transpose(0, 1)
     if bias is None:
@@ -124,7 +124,7 @@ def _backward(
         op = hot.ops[i]
         whole = op.product_gradient(gradient)
         if wanted[2 + i]:
-            of_small[i] = op.small_gradient(lefts[i], whole, small[i].shape)
+            of_small[i] = op.small_gradient(lefts[i], whole)
         if not wanted[0] and not any(wanted[2 : 2 + i]):
             return None, of_small
         gradient = op.big_gradient(small[i], whole, lefts[i].shape)

@@ -26,6 +26,7 @@ MATRIX_PRICE = 100
 MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
+MANY = 2**19  # elements
 NARROW_LIMIT = 2**17  # elements of a small operand up to which permuting it costs nothing to speak of
 
 
@@ -72,11 +73,15 @@ class Op:
 
     def run(self, tensors: dict[str, Tensor]) -> None:
         """Compute `out` from `left` and `right`."""
-        tensors[self.out] = self.product(tensors[self.left], tensors[self.right])
+        tensors[self.out] = self.product(tensors[self.left], self.lay_out(tensors[self.right]))
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """The contraction of the two operands."""
-        a, b = (self.a(right), self.b(left)) if self.swapped else (self.a(left), self.b(right))
+    def lay_out(self, right: Tensor) -> Tensor:
+        """The right, small operand as the product wants it."""
+        return (self.a if self.swapped else self.b)(right)
+
+    def product(self, left: Tensor, small: Tensor) -> Tensor:
+        """The contraction of the left operand and the right one, laid out."""
+        a, b = (small, self.b(left)) if self.swapped else (self.a(left), small)
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
         if self.narrow:
@@ -108,25 +113,26 @@ class Op:
         torch.diagonal(whole, 0, *pair).movedim(-1, pair[0]).copy_(gradient)
         return whole.reshape(self.b.groups[0], self.a.groups[0], self.b.groups[2])
 
-    def small_gradient(self, left: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """Gradient of the right operand, whose shape is given."""
-        if self.swapped:
-            b = self.b(left)
-            if self.spread:  # out[i] = a b[i]; transposing the gradient costs less than transposing b
-                return self.a.undo(torch.bmm(b, gradient.mT).sum(0).t().contiguous(), shape)
-            return self.a.undo(gradient @ b.mT, shape)
-        a = self.a(left)
-        return self.b.undo(gradient.t() @ a if self.narrow else a.mT @ gradient, shape)
+    def small_gradient(self, left: Tensor, gradient: Tensor) -> Tensor:
+        """Gradient of the right operand as laid out."""
+        if not self.swapped:
+            a = self.a(left)
+            return gradient.t() @ a if self.narrow else a.mT @ gradient
+        b = self.b(left)
+        if not self.spread:
+            return gradient @ b.mT
+        # out[i] = a b[i]
+        rows, summed = gradient.shape[1], b.shape[1]
+        if len(b) * rows * summed > MANY:  # a gradient for every i would be large
+            return torch.addbmm(gradient.new_empty(rows, summed), gradient, b.mT, beta=0)
+        return torch.bmm(b, gradient.mT).sum(0).t().contiguous()  # transposing the gradient costs less than b
 
-    def big_gradient(self, right: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+    def big_gradient(self, small: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
         """Gradient of the left operand, whose shape is given."""
-        if self.swapped:
-            a = self.a(right).mT
-            return self.b.undo(
-                torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient, shape
-            )
-        b = self.b(right)
-        return self.a.undo(gradient @ (b if self.narrow else b.mT), shape)
+        if not self.swapped:
+            return self.a.undo(gradient @ (small if self.narrow else small.mT), shape)
+        a = small.mT
+        return self.b.undo(torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient, shape)
 
 
 @dataclass(frozen=True)

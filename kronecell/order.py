@@ -13,6 +13,7 @@ from kronecell.network import GATE, INPUT, Network
 Tree = str | tuple["Tree", "Tree"]
 
 EXACT_LIMIT = 10  # tensors up to which every order is tried, outer products included
+ENOUGH = 16  # elements that must lie together for a product over something else to run at speed
 CONNECTED_LIMIT = 14  # tensors up to which every order without outer products is tried
 
 
@@ -33,7 +34,7 @@ def optimal(network: Network, rows: int = 1, traffic: int = 0) -> Tree:
     """The order with the fewest multiply-adds for `rows` rows, work without x charged once.
 
     `traffic` is the price, in multiply-adds, of an element read or written: a machine that waits for memory prefers
-    fewer and larger products to the fewest multiply-adds.
+    fewer and larger products to the fewest multiply-adds, and products that take x as it lies in memory.
 
     Exact over all orders for small networks; over all orders without outer products for medium ones; greedy beyond
     (no format at the paper's shapes is beyond). Ties go to the smaller intermediates.
@@ -85,7 +86,19 @@ def _exhaustive(network: Network, rows: int, traffic: int, outer: bool) -> Tree:
         if traffic:
             read = size(legs_a) * (rows if part & x_bit else 1) + size(legs_b) * (rows if other & x_bit else 1)
             cost += traffic * (read + size(open_legs(part | other)) * hot)
+            if x_bit in (part, other) and torn(legs_a & legs_b & ~open_legs(part | other)):
+                cost += 2 * traffic * size(held[names.index(INPUT)]) * rows
         return cost
+
+    input_bits = [bit_of_leg[leg] for leg in network.inputs]
+
+    def torn(summed: int) -> bool:
+        """Whether x must be copied to contract these legs at once: they do not stand together, or little is behind."""
+        places = [i for i, bit in enumerate(input_bits) if summed & bit]
+        if not places:
+            return False
+        behind = prod(sizes[bit.bit_length() - 1] for bit in input_bits[places[-1] + 1 :])
+        return places[-1] - places[0] >= len(places) or 1 < behind < ENOUGH
 
     def price_of(tree: Tree) -> tuple[int, int]:
         """(subset, price) of a whole tree."""

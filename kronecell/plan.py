@@ -85,7 +85,10 @@ class Plan:
         return lower(self.network, self.steps, self.rows, self.wide, rows_first=True)
 
     def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the hoisted steps; the result depends on the weights only and can be kept until they change."""
+        """Run the hoisted steps; the result depends on the weights only and can be kept until they change.
+
+        Under the name of every step that touches x stands its small operand, laid out for the product.
+        """
         network = self.network
         tensors: dict[str, Tensor] = {}
         for factor in network.parameters:
@@ -109,6 +112,8 @@ class Plan:
             tensors[factor.name] = constant_tensor(factor, network, like)
         for op in self.program.hoisted:
             op.run(tensors)
+        for op in self.program.hot:
+            tensors[op.out] = op.lay_out(tensors[op.right])
         return tensors
 
     def apply(
@@ -132,18 +137,20 @@ class Plan:
                 return y.reshape(*x.shape[:-1], y.shape[-1])
             program = self.byte_program
             first, *rest = program.hot
-            flat = byte_product(flat, prepared[first.right], first)
+            flat = byte_product(flat, first.lay_out(prepared[first.right]), first)
             if not rest:
                 y = program.last(flat)
                 return (y if bias is None else y + bias).reshape(*x.shape[:-1], y.shape[-1])
+            small = [op.lay_out(prepared[op.right]) for op in rest]
         elif x.dtype == dtype:
             program, rest = self.program, [*self.program.hot]
+            small = [prepared[op.out] for op in rest]
         else:
             raise ShapeError(
                 f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)"
             )
         hot = Hot(tuple(rest), program.last, program.straight, chunk)
-        y = run_hot(hot, flat, [prepared[op.right] for op in rest], bias)
+        y = run_hot(hot, flat, small, bias)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:

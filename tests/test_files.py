@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import kronecell as kc
+from kronecell.atomic import remove_temporaries
 from kronecell.files import CONFIG, TENSORS
 
 
@@ -184,3 +185,10 @@ def test_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
         kc.save(kc.GRU(12, 8), tmp_path / "file")
     with pytest.raises(kc.CheckpointError, match="is missing"):
         kc.load(tmp_path / "nowhere")
+
+
+def test_temporaries_of_killed_writers_go_whoever_named_them(tmp_path: Path) -> None:
+    for name in (".tmp-123-checkpoint.safetensors", ".tmpMHi2Ox", "checkpoint-1.safetensors", ".hidden"):
+        (tmp_path / name).touch()  # the second is how safetensors names what it has not finished
+    remove_temporaries(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "checkpoint-1.safetensors"]

@@ -207,8 +207,8 @@ PRODUCT = Product(WIDE, 16, 4, False, grad=False)
 
 def test_the_model_chooses_the_cheapest_prediction_every_time() -> None:
     runners = candidates(WIDE, 16, 4, False)
-    best = min(predict(runner, 16, hoisted=False) for runner in runners.values())
-    assert predict(choose(PRODUCT), 16, hoisted=False) == best
+    best = min(predict(runner, 16, training=False) for runner in runners.values())
+    assert predict(choose(PRODUCT), 16, training=False) == best
     assert choose(PRODUCT) is choose(PRODUCT)
 
 
