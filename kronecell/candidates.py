@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 2**21  # an intermediate of this size stays in cache, and is wo
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
-AGAIN = 4 / 3  # forward and backward cost about three forwards, with intermediates made again four
+AGAIN = 1.5  # forward and backward cost about three forwards; making the intermediates again costs more than one
 REGISTER = 16  # columns that a product computes at once
 
 Sharing = bool | tuple[str, ...]
@@ -75,12 +75,17 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
             plans[f"{name} wide"] = wide
     found: dict[str, Runner] = {**plans}
     for name, plan in plans.items():
-        per_row = max((step.size for step in plan.steps if not step.hoisted), default=0)
-        chunk = max(1, CHUNK_ELEMENTS // max(1, per_row))
+        chunk = max(1, CHUNK_ELEMENTS // max(1, _per_row(plan)))
         if chunk < rows:
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
     found |= splits(fmt, rows, gates, shared)
     return found
+
+
+def _per_row(plan: Plan) -> int:
+    """Elements of the largest tensor that a row makes, permuted copies included."""
+    made = [step.size for step in plan.steps if not step.hoisted]
+    return max([*made, *(op.copied // 2 // plan.rows for op in plan.program.hot)], default=0)
 
 
 def _hoists(plan: Plan) -> int:
@@ -114,12 +119,12 @@ class Prices:
     Ratios like these vary little between machines; where they do, measure with kc.tune.
     """
 
-    read: float = 4.0
-    written: float = 128.0
-    fresh: float = 100.0
-    copied: float = 20.0
-    matrix: float = 2_000.0
-    call: float = 1_800_000.0
+    read: float = 14.0
+    written: float = 10.0
+    fresh: float = 180.0
+    copied: float = 42.0
+    matrix: float = 7_000.0
+    call: float = 2_100_000.0
 
 
 PRICES = Prices()
@@ -200,10 +205,8 @@ def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
 
 def _padding(op: Op) -> float:
     """Multiply-adds done over those that count: a product of a few columns takes as long as one of a whole register."""
-    if op.swapped:
-        return 1.0
     columns = op.b.groups[0 if op.narrow else -1]
-    return REGISTER * -(-columns // REGISTER) / columns
+    return REGISTER * -(-columns // REGISTER) / columns if columns > 0 else 1.0
 
 
 def predict(runner: Runner, rows: int, training: bool = True, prices: Prices = PRICES) -> float:

@@ -232,10 +232,10 @@ class _Layouts:
             return found
         before, after = middle
         if not batch:
-            # One small matrix product per leading index leaves x where it is; its backward makes one gradient of
-            # the small operand per leading index, which is priced too.
+            # One small matrix product per leading index leaves x where it is; its backward adds to the gradient of
+            # the small operand once per leading index, which is priced too.
             repeats = self.volume(before)
-            price = repeats * self.volume([*other, *summed])
+            price = repeats * self.volume([*other, *summed]) // 8
             add(price, [before, summed, after], [other, summed], swapped=True, spread=True, matrices=repeats)
         elif self.wide and len(batch) == 1 and batch[0] in after and step.hoisted is False:
             found.append(self._wide(step, order, before, summed, after, other, batch[0]))
