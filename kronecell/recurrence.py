@@ -42,6 +42,19 @@ def gru_step(gates: Tensor, state: State, hidden: Map, project: Map | None = Non
     return ((1 - z) * n + z * h,)
 
 
+# Nanoseconds on one CPU core (docs/recurrent.md): the native kernel starts slowly and packs the hidden weights anew at
+# every call, from FRESH elements on into memory it must first get from the system; after that it is faster.
+KERNEL_START, STEP_OVERHEAD = 60_000, 30_000
+PACK, PACK_FRESH, ROW_GAIN = 0.7, 2.4, 0.012  # per element of the hidden weights; the last also per row
+FRESH = 2**23
+
+
+def loop_is_faster(steps: int, rows: int, elements: int) -> bool:
+    """Whether, without gradients on a CPU, so many rows in so many steps are too few for the native kernel."""
+    pack = PACK if elements < FRESH else PACK_FRESH
+    return KERNEL_START + elements * (pack - ROW_GAIN * rows) > STEP_OVERHEAD * steps
+
+
 def run_native(
     gates: int, source: Tensor, batch_sizes: Tensor | None, state: State, weights: Sequence[Tensor], training: bool
 ) -> tuple[Tensor, State]:

@@ -22,7 +22,7 @@ from kronecell.formats import Shared
 from kronecell.layer_formats import FormatSpecs, layer_formats
 from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
 from kronecell.order import Tree
-from kronecell.recurrence import State, run_loop, run_native, run_onnx, run_scan
+from kronecell.recurrence import State, loop_is_faster, run_loop, run_native, run_onnx, run_scan
 from kronecell.sequences import Sequence, open_sequence
 
 Self = TypeVar("Self", bound="Recurrent")
@@ -212,7 +212,11 @@ class Recurrent(nn.Module):
             return "loop"  # the native kernel has no graph that the compiler could differentiate
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
-        return self.recurrences[layer]
+        way = self.recurrences[layer]
+        if way == "native" and self.recurrence == "auto" and x.device.type == "cpu" and not torch.is_grad_enabled():
+            rows, elements = x.numel() // x.shape[-1], self.GATES * self.hidden_size * self.output_size
+            return "loop" if loop_is_faster(int(steps), rows, elements) else "native"
+        return way
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of the recurrence; bytes are read by the first product, which gives numbers."""

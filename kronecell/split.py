@@ -42,15 +42,16 @@ class Split:
         return prod(self.inner.network.shape(self.bonds))
 
     def out_matrix(self, factors: Mapping[str, Tensor]) -> Tensor:
-        """Out (R, gates * N): small, made once per weight update."""
+        """Out (R, gates * N): small, made once per weight update. Its transpose, the kernel's weight_ih, is contiguous."""
         tensor = self.outer.contract(factors)  # (g?, bonds without g, outputs without g)
         rank = self.width // (self.gates if self.gated else 1)
         copies = self.gates if GATE in self.outer.network.outputs else 1
-        blocks = tensor.reshape(copies, rank, -1)
-        if self.gated:  # every gate has its own columns of S, and the same Out where only the input side differs
-            own = torch.eye(self.gates, dtype=blocks.dtype, device=blocks.device).reshape(self.gates, 1, self.gates, 1)
-            return (blocks.unsqueeze(2) * own).reshape(self.width, -1)
-        return blocks.transpose(0, 1).reshape(rank, -1)
+        blocks = tensor.reshape(copies, rank, -1).mT  # (g?, N, rank)
+        if not self.gated:
+            return blocks.reshape(-1, rank).t()
+        # every gate has its own columns of S, and the same Out where only the input side differs
+        own = torch.eye(self.gates, dtype=blocks.dtype, device=blocks.device).reshape(self.gates, 1, self.gates, 1)
+        return (blocks.unsqueeze(2) * own).reshape(-1, self.width).t()
 
     def project(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """S = x In, (..., R)."""
