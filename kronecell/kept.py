@@ -24,10 +24,11 @@ class Kept:
 
     def prepare(self, runner: Runner, factors: Mapping[str, Tensor], training: bool) -> Mapping[str, Tensor]:
         """runner.prepare(factors), or what it gave last time if nothing has changed since."""
-        if training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not _plain(factors):
+        tensors = [*factors.values()]
+        if training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not _plain(tensors):
             self.drop()
             return runner.prepare(factors)
-        key = (id(runner), tuple((t.data_ptr(), t._version, t.dtype) for t in factors.values()))
+        key = (id(runner), [(t.data_ptr(), t._version, t.dtype) for t in tensors])
         if key != self._key:
             self._tensors = runner.prepare(factors)
             self._key, self._runner = key, runner  # holding the runner keeps its id from being reused
@@ -44,6 +45,6 @@ class Kept:
         self.drop()
 
 
-def _plain(factors: Mapping[str, Tensor]) -> bool:
+def _plain(tensors: list[Tensor]) -> bool:
     """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version."""
-    return all(type(t) is nn.Parameter and not t.is_inference() and not t.is_meta for t in factors.values())
+    return not [t for t in tensors if type(t) is not nn.Parameter or t.is_inference() or t.is_meta]

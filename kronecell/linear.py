@@ -80,7 +80,8 @@ class TensorLinear(nn.Module):
 
     def factors(self) -> dict[str, Tensor]:
         """The parameters of the network by name."""
-        return {name: getattr(self, name) for name in self._names}
+        held = self._parameters  # looked up first: a module's own attribute access is slow
+        return {name: getattr(self, name) if (tensor := held.get(name)) is None else tensor for name in self._names}
 
     @torch.no_grad()
     def reset_parameters(self, std: float | None = None) -> None:

@@ -7,7 +7,7 @@ A step that does not touch x is hoisted: it is done once per weight update, not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -123,35 +123,45 @@ class Plan:
 
         In chunks of so many rows, intermediates stay in cache; they are then made again for the backward.
         """
-        width = prod(self.network.shape(self.network.inputs))
-        if x.ndim == 0 or x.shape[-1] != width:
+        if x.ndim == 0 or x.shape[-1] != self._width:
             raise ShapeError(
-                f"input has the wrong width: expected (..., {width}) for modes "
+                f"input has the wrong width: expected (..., {self._width}) for modes "
                 f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
             )
-        dtype = prepared[self.network.parameters[0].name].dtype
-        flat = x.reshape(-1, width)
+        rows = x.reshape(-1, self._width)
         if x.dtype == torch.uint8:
-            if chunk is not None and len(flat) > chunk:
-                y = torch.cat([self.apply(part, prepared, bias) for part in flat.split(chunk)])
-                return y.reshape(*x.shape[:-1], y.shape[-1])
-            program = self.byte_program
-            first, *rest = program.hot
-            flat = byte_product(flat, first.lay_out(prepared[first.right]), first)
-            if not rest:
-                y = program.last(flat)
-                return (y if bias is None else y + bias).reshape(*x.shape[:-1], y.shape[-1])
-            small = [op.lay_out(prepared[op.right]) for op in rest]
-        elif x.dtype == dtype:
-            program, rest = self.program, [*self.program.hot]
-            small = [prepared[op.out] for op in rest]
+            y = self._apply_bytes(rows, prepared, bias, chunk)
         else:
-            raise ShapeError(
-                f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)"
-            )
-        hot = Hot(tuple(rest), program.last, program.straight, chunk)
-        y = run_hot(hot, flat, small, bias)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+            dtype = prepared[self.network.parameters[0].name].dtype
+            if x.dtype != dtype:
+                raise ShapeError(
+                    f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)"
+                )
+            hot = self._hot if chunk is None else replace(self._hot, chunk=chunk)
+            y = run_hot(hot, rows, [prepared[op.out] for op in hot.ops], bias)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
+
+    @cached_property
+    def _width(self) -> int:
+        return prod(self.network.shape(self.network.inputs))
+
+    @cached_property
+    def _hot(self) -> Hot:
+        return Hot(self.program.hot, self.program.last, self.program.straight)
+
+    def _apply_bytes(
+        self, rows: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None, chunk: int | None
+    ) -> Tensor:
+        if chunk is not None and len(rows) > chunk:
+            return torch.cat([self._apply_bytes(part, prepared, bias, None) for part in rows.split(chunk)])
+        program = self.byte_program
+        first, *rest = program.hot
+        small = [op.lay_out(prepared[op.right]) for op in program.hot]
+        x = byte_product(rows, small[0], first)
+        if rest:
+            return run_hot(Hot(tuple(rest), program.last, program.straight), x, small[1:], bias)
+        y = program.last(x)
+        return y if bias is None else y + bias
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""
