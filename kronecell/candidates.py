@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-import torch
 from torch import Tensor
 
 from kronecell.formats.base import Format

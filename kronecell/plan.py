@@ -18,7 +18,7 @@ from kronecell.bytes import byte_product
 from kronecell.errors import PlanError, ShapeError
 from kronecell.hot import Hot, run_hot
 from kronecell.lowering import Program, constant_tensor, lower
-from kronecell.network import INPUT, Network
+from kronecell.network import Network
 from kronecell.order import Tree, leaves
 from kronecell.steps import Step, steps_of
 

@@ -42,7 +42,7 @@ class Split:
         return prod(self.inner.network.shape(self.bonds))
 
     def out_matrix(self, factors: Mapping[str, Tensor]) -> Tensor:
-        """Out (R, gates * N): small, made once per weight update. Its transpose, the kernel's weight_ih, is contiguous."""
+        """Out (R, gates * N), made once per weight update; contiguous is its transpose, the kernel's weight_ih."""
         tensor = self.outer.contract(factors)  # (g?, bonds without g, outputs without g)
         rank = self.width // (self.gates if self.gated else 1)
         copies = self.gates if GATE in self.outer.network.outputs else 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
+from kronecell.plan import Plan
 from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, save_choices
 from tests.cases import KINDS, dense_product, formats
 
@@ -29,11 +30,15 @@ def test_every_candidate_is_the_dense_product_with_its_gradients(kind: str) -> N
         generator = torch.Generator().manual_seed(0)
         factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
         leaves = [tensor.requires_grad_() for tensor in factors.values()]
-        x = torch.randn(rows, fmt.M, generator=generator, dtype=F64)
-        expected = dense_product(fmt, x, factors, gates, shared)
+        x = torch.randn(rows, fmt.M, generator=generator, dtype=F64).requires_grad_()
+        bias = torch.randn(gates * fmt.N, generator=generator, dtype=F64).requires_grad_()
+        leaves += [x, bias]
+        expected = dense_product(fmt, x, factors, gates, shared) + bias
         wanted = torch.autograd.grad(expected.square().sum(), leaves)
-        for name, runner in candidates(fmt, rows, gates, shared).items():
-            y = runner.execute(x, factors)
+        known = candidates(fmt, rows, gates, shared)
+        chunks = {f"{name} by 3": Chunked(replace(p, rows=3)) for name, p in known.items() if isinstance(p, Plan)}
+        for name, runner in {**known, **chunks}.items():
+            y = runner.apply(x, runner.prepare(factors), bias)
             torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
             for got, want in zip(torch.autograd.grad(y.square().sum(), leaves), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,0 +1,172 @@
+"""The steps that touch x as one operation: second derivatives, what is saved, who else may look, the narrow kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kronecell as kc
+from kronecell import narrow
+from kronecell.candidates import Chunked
+from kronecell.recurrence import loop_is_faster
+
+F64 = torch.float64
+KCP = kc.KCP((4, 3, 2, 3), (2, 2, 2, 1), 2, 2, 2)
+CASES = [
+    KCP,
+    kc.TT((4, 3), (2, 2), 2),
+    kc.TR((4, 3), (2, 2), 2),
+    kc.BT((3, 2), (2, 2), 2, P=2),
+    kc.LowRank((6,), (4,), 2),
+]
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("fmt", CASES, ids=str)
+def test_x_factors_and_bias_have_first_and_second_derivatives(fmt: kc.Format, chunk: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(generator, dtype=F64, gates=2).items()}
+    x = torch.randn(5, fmt.M, dtype=F64, generator=generator, requires_grad=True)
+    bias = torch.randn(2 * fmt.N, dtype=F64, generator=generator, requires_grad=True)
+    plan = replace(fmt.plan("optimal", 5, gates=2), wide=True)
+
+    def product(x: Tensor, bias: Tensor, *tensors: Tensor) -> Tensor:
+        return plan.apply(x, plan.prepare(dict(zip(factors, tensors, strict=True))), bias, chunk)
+
+    inputs = (x, bias, *factors.values())
+    assert torch.autograd.gradcheck(product, inputs)
+    assert torch.autograd.gradgradcheck(product, inputs)
+
+
+@pytest.mark.parametrize("wanted", ["x", "bias", "A1", "B4"])
+def test_only_what_is_asked_for_gets_a_gradient_and_it_is_the_same(wanted: str) -> None:
+    layer = kc.TensorLinear(KCP, gates=2, dtype=F64)
+    x = torch.randn(5, KCP.M, dtype=F64, requires_grad=True)
+    everything = {"x": x, **dict(layer.named_parameters())}
+    layer(x).square().sum().backward()
+    expected = everything[wanted].grad
+    assert expected is not None
+    for name, tensor in everything.items():
+        tensor.grad = None
+        tensor.requires_grad_(name == wanted)
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(everything[wanted].grad, expected, rtol=1e-13, atol=1e-14)
+    assert all(tensor.grad is None for name, tensor in everything.items() if name != wanted)
+
+
+def test_in_chunks_nothing_is_saved_but_x_and_the_weights() -> None:
+    fmt = kc.TT((8, 8), (8, 8), 8)
+    layer = Chunked(fmt.plan("optimal", 4))
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0)).items()}
+    x = torch.randn(64, 64)
+
+    def saved(run: kc.Plan | Chunked) -> int:
+        sizes: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            run.execute(x, factors)
+        return sum(sizes.values())
+
+    weights = sum(t.numel() for t in factors.values())
+    assert saved(layer) <= x.numel() + 3 * weights < saved(layer.plan)
+
+
+# Others who look at operations ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everything_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "ELEMENTS", 1)
+    monkeypatch.setattr(narrow, "DEPTH", 1)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own forward mode
+@pytest.mark.usefixtures("everything_is_narrow")
+def test_the_transforms_of_torch_func_and_forward_mode_see_plain_operations() -> None:
+    layer = kc.TensorLinear("kcp:m=4x3,n=2x2,K=2,CA=2,CB=2")
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    x = torch.randn(5, 12)
+    W = layer.dense_weight().detach()
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+    layer(x).square().sum().backward()
+    for name, gradient in torch.func.grad(loss)(parameters, x).items():
+        torch.testing.assert_close(gradient, dict(layer.named_parameters())[name].grad)
+    single = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    torch.testing.assert_close(single["bias"].sum(0), layer.bias.grad)  # type: ignore[union-attr]
+    tangent = torch.randn_like(x)
+    _, forward = torch.func.jvp(lambda x: layer(x), (x,), (tangent,))
+    torch.testing.assert_close(forward, tangent @ W.T)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent, tangent @ W.T)
+
+
+# The narrow kernel ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 16])
+def test_the_narrow_kernel_is_a_linear_map(columns: int) -> None:
+    x, weight = torch.randn(1024 * 16, 128), torch.randn(columns, 128)
+    assert narrow._suits(x, weight)
+    torch.testing.assert_close(narrow.narrow(x, weight).double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
+    turned = torch.randn(128, columns).t()  # not contiguous
+    torch.testing.assert_close(narrow.narrow(x, turned), F.linear(x, turned), rtol=1e-5, atol=1e-4)
+
+
+NOT_NARROW = {
+    "many columns": (torch.zeros(2**14, 128), torch.zeros(17, 128)),
+    "short sums": (torch.zeros(2**17, 16), torch.zeros(4, 16)),
+    "little x": (torch.zeros(64, 128), torch.zeros(4, 128)),
+    "doubles": (torch.zeros(2**14, 128, dtype=F64), torch.zeros(4, 128, dtype=F64)),
+    "gradient of x": (torch.zeros(2**14, 128, requires_grad=True), torch.zeros(4, 128)),
+    "gradient of W": (torch.zeros(2**14, 128), torch.zeros(4, 128, requires_grad=True)),
+    "no data": (torch.zeros(2**14, 128, device="meta"), torch.zeros(4, 128, device="meta")),
+}
+
+
+@pytest.mark.parametrize("case", NOT_NARROW)
+def test_everything_else_takes_the_ordinary_kernel(case: str) -> None:
+    x, weight = NOT_NARROW[case]
+    assert not narrow._suits(x, weight)
+    assert narrow.narrow(x, weight).shape == (len(x), len(weight))
+
+
+def test_without_onednn_the_ordinary_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(2**14, 128), torch.randn(4, 128)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        assert not narrow._suits(x, weight)
+    monkeypatch.setattr(narrow, "_kernel", None)
+    torch.testing.assert_close(narrow.narrow(x, weight), F.linear(x, weight))
+
+
+# The recurrence of few rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
+@pytest.mark.parametrize("steps, batch", [(1, 1), (6, 1), (3, 40)])
+def test_few_rows_take_a_loop_and_give_the_same(cell: type[kc.LSTM] | type[kc.GRU], steps: int, batch: int) -> None:
+    torch.manual_seed(0)
+    rnn = cell(36, 96, input_format="kcp:m=4x3x3,n=4x4x6,K=2,CA=2,CB=2", dtype=F64).eval()
+    x = torch.randn(steps, batch, 36, dtype=F64)
+    expected, last = rnn(x)  # with gradients: the native kernel
+    with torch.no_grad():
+        y, state = rnn(x)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-13)
+
+
+def test_one_step_is_for_the_loop_and_many_rows_are_for_the_kernel() -> None:
+    for hidden in (64, 256, 2304):
+        elements = 4 * hidden**2
+        assert loop_is_faster(1, 1, elements) and not loop_is_faster(20, 20 * 64, elements)
