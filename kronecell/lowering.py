@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.narrow import COLUMNS, narrow
+from kronecell.narrow import COLUMNS, ELEMENTS, narrow
 from kronecell.network import INPUT, Factor, Network
 from kronecell.steps import Step
 
@@ -27,7 +27,7 @@ MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
 MANY = 2**19  # elements
-NARROW_LIMIT = 2**17  # elements of a small operand up to which permuting it costs nothing to speak of
+NARROW_LIMIT = 2**19  # elements of a small operand that are permuted for a faster product with a large x
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Op:
 
     def lay_out(self, right: Tensor) -> Tensor:
         """The right, small operand as the product wants it."""
-        return (self.a if self.swapped else self.b)(right)
+        small = (self.a if self.swapped else self.b)(right)
+        return small.contiguous() if self.narrow else small
 
     def product(self, left: Tensor, small: Tensor) -> Tensor:
         """The contraction of the left operand and the right one, laid out."""
@@ -213,7 +214,7 @@ class _Layouts:
                 a, b = self.view(step.right_legs, small), self.view(order, big)
                 legs = (*(big[0] if spread else batch), *other, *big[-1])
             else:
-                narrow = not batch and not step.hoisted and self._narrow(step, other, summed)
+                narrow = not batch and not step.hoisted and self._narrow(step, order, other, summed)
                 small = [other, summed] if narrow else small
                 a, b = self.view(order, big), self.view(step.right_legs, small)
                 legs = (*batch, *free, *other)
@@ -248,12 +249,15 @@ class _Layouts:
         ordered = op.legs[:at] + op.legs[at + 1 :] == outputs
         return ordered and not op.swapped and groups == (*op.a.groups[:-1], op.b.groups[-1])
 
-    def _narrow(self, step: Step, other: list[str], summed: list[str]) -> bool:
-        """Whether the small operand is narrow, and lies so already or is cheap to bring to columns x summed."""
-        lies = [leg for leg in step.right_legs if self.sizes[leg] > 1] == [
-            leg for leg in (*other, *summed) if self.sizes[leg] > 1
-        ]
-        return self.volume(other) <= COLUMNS and (lies or self.volume(step.right_legs) <= NARROW_LIMIT)
+    def _narrow(self, step: Step, order: Sequence[str], other: list[str], summed: list[str]) -> bool:
+        """Whether the small operand is narrow, and lies as columns x summed already or is worth being brought there."""
+
+        def real(legs: Iterable[str]) -> list[str]:
+            return [leg for leg in legs if self.sizes[leg] > 1]
+
+        lies = real(step.right_legs) == real((*other, *summed))
+        limit = NARROW_LIMIT if self.volume(order) >= ELEMENTS else NARROW_LIMIT // 4
+        return self.volume(other) <= COLUMNS and (lies or self.volume(step.right_legs) <= limit)
 
     def _around(self, order: tuple[str, ...], summed: list[str]) -> tuple[list[str], list[str]] | None:
         """The legs before and after the summed ones, when these stand together in the middle."""

@@ -1,7 +1,7 @@
 """x W^T for a tall x and at most sixteen columns, the first product of most plans and nearly all of their time.
 
 BLAS repacks x before it multiplies, which costs as much as the product when W is one vector register wide. oneDNN reads
-x where it lies. Measured on one core: 0.8 of the time of BLAS at 96 rows of 57,600, 0.55 at 384 (benchmarks/narrow.py).
+x where it lies. Measured on one core: 0.8 of the time of BLAS at 96 rows of 57,600, 0.55 at 384 (benchmarks/kernels.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent wh
 
 def narrow(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear(x, weight), by oneDNN where that is faster and nobody asks for a gradient here."""
-    return _kernel(x, weight.contiguous(), None, "none", [], "") if _suits(x, weight) else F.linear(x, weight)
+    return _kernel(x, weight, None, "none", [], "") if _suits(x, weight) else F.linear(x, weight)
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
-        and weight.shape[0] <= COLUMNS
+        and 1 < weight.shape[0] <= COLUMNS
         and x.shape[1] >= DEPTH
         and not torch.compiler.is_compiling()
         and x.numel() >= ELEMENTS
@@ -36,6 +36,7 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == "cpu"
         and type(x) is Tensor
         and x.is_contiguous()
+        and weight.is_contiguous()
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and bool(torch.backends.mkldnn.enabled)
         and forward_ad._current_level < 0

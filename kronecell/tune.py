@@ -8,6 +8,7 @@ then on in this process; `save_choices` and `load_choices` carry it to others.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Choice:
 
 
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
+_measured: dict[str, dict[str, float | None]] = {}  # product key -> seconds of its candidates, for explain
 _recording: list[Product] | None = None
 _edition = 0  # grows whenever a choice may have changed, so that modules can remember theirs cheaply
 
@@ -113,10 +115,12 @@ def _predicted(product: Product) -> str:
     return _by_model[product]
 
 
-def measure(product: Product, repeats: int = 7, give_up: float = 4.0) -> list[Choice]:
-    """All candidates timed in turn on random data, fastest first; those far behind are not repeated.
+def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: float = 16.0) -> list[Choice]:
+    """The candidates timed in turn on random data, fastest first; `measured` is None where it was not worth while.
 
-    Training is timed as forward and backward to the factors with hoisted work; inference with prepared weights.
+    Those predicted to take `skip` times the cheapest are not run, those that take `give_up` times the fastest not
+    repeated. Training is timed as forward and backward to the factors with the work that needs no x, inference with
+    prepared weights. The order changes in every round: what ran before decides what is in the caches.
     """
     fmt, rows = product.format, product.rows
     generator = torch.Generator().manual_seed(0)
@@ -124,21 +128,19 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0) -> list[Ch
     factors = fmt.init(generator, gates=product.gates, shared=product.shared, dtype=dtype, device=product.device)
     x = torch.randn(rows, fmt.M, generator=generator).to(dtype=dtype, device=product.device)
     runners = product.runners()
-    calls = {name: _call(runner, x, factors, product) for name, runner in runners.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    best = float("inf")
-    for name in sorted(calls, key=lambda name: predict(runners[name], rows, product.grad)):
-        first = _timed(calls[name])  # pays for memory too: only a sign of whether more is worth while
-        seconds[name].append(first)
-        best = min(best, first)
-    hopeful = [name for name in calls if seconds[name][0] <= give_up * best]
-    for name in hopeful:
-        seconds[name].clear()
+    price = {name: predict(runner, rows, product.grad) for name, runner in runners.items()}
+    tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
+    calls = {name: _call(runners[name], x, factors, product) for name in tried}
+    first = {name: _timed(call) for name, call in calls.items()}  # pays for memory too: only a sign
+    hopeful = [name for name in tried if first[name] <= give_up * min(first.values())]
+    seconds: dict[str, list[float]] = {name: [] for name in hopeful}
+    turns = random.Random(0)
     for _ in range(repeats):
-        for name in hopeful:
+        for name in turns.sample(hopeful, len(hopeful)):
             seconds[name].append(_timed(calls[name]))
-    found = [Choice(name, predict(runners[name], rows, product.grad), median(seconds[name])) for name in calls]
-    return sorted(found, key=lambda choice: choice.measured or 0.0)
+    medians = {name: median(values) for name, values in seconds.items()}
+    found = [Choice(name, price[name], medians.get(name, first.get(name))) for name in runners]
+    return sorted(found, key=lambda choice: float("inf") if choice.measured is None else choice.measured)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -189,6 +191,7 @@ def tune(
     for product in met:
         choices = measure(product, repeats)
         _chosen[product.key] = choices[0].name
+        _measured[product.key] = {choice.name: choice.measured for choice in choices}
         results[product.key] = choices
     _changed()
     return results
@@ -198,20 +201,24 @@ def explain(product: Product) -> str:
     """Candidates, predicted and measured, and which is chosen and why."""
     runners = product.runners()
     name = _chosen.get(product.key)
-    why = "measured" if name else "cost model"
+    why = "measurement" if name else "the cost model"
     name = name or _predicted(product)
-    rows = sorted((predict(runner, product.rows, product.grad), key) for key, runner in runners.items())
+    measured = _measured.get(product.key, {})
     width = max(len(key) for key in runners)
-    lines = [product.key, f"{'candidate'.ljust(width)}  predicted (million multiply-adds)"]
-    for price, key in rows:
+    head = f"{'candidate'.ljust(width)}  predicted (million multiply-adds)"
+    lines = [product.key, head + ("  measured (ms)" if measured else "")]
+    for price, key in sorted((predict(runner, product.rows, product.grad), key) for key, runner in runners.items()):
+        seconds = measured.get(key)
+        shown = "" if not measured else "  " + ("not run" if seconds is None else f"{seconds * 1e3:,.3f}").rjust(13)
         mark = f"  <- chosen by {why}" if key == name else ""
-        lines.append(f"{key.ljust(width)}  {price / 1e6:,.3f}{mark}")
+        lines.append(f"{key.ljust(width)}  {f'{price / 1e6:,.3f}'.rjust(33)}{shown}{mark}")
     return "\n".join([*lines, "", str(runners[name])])
 
 
 def forget() -> None:
     """Drop all measured choices."""
     _chosen.clear()
+    _measured.clear()
     _changed()
 
 

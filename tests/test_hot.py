@@ -115,16 +115,17 @@ def test_the_transforms_of_torch_func_and_forward_mode_see_plain_operations() ->
 # The narrow kernel ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [1, 2, 5, 16])
+@pytest.mark.parametrize("columns", [2, 5, 16])
 def test_the_narrow_kernel_is_a_linear_map(columns: int) -> None:
     x, weight = torch.randn(1024 * 16, 128), torch.randn(columns, 128)
     assert narrow._suits(x, weight)
     torch.testing.assert_close(narrow.narrow(x, weight).double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
-    turned = torch.randn(128, columns).t()  # not contiguous
-    torch.testing.assert_close(narrow.narrow(x, turned), F.linear(x, turned), rtol=1e-5, atol=1e-4)
 
 
 NOT_NARROW = {
+    "x turned": (torch.zeros(128, 2**14).t(), torch.zeros(4, 128)),
+    "W turned": (torch.zeros(2**14, 128), torch.zeros(128, 4).t()),
+    "one column": (torch.zeros(2**14, 128), torch.zeros(1, 128)),
     "many columns": (torch.zeros(2**14, 128), torch.zeros(17, 128)),
     "short sums": (torch.zeros(2**17, 16), torch.zeros(4, 16)),
     "little x": (torch.zeros(64, 128), torch.zeros(4, 128)),

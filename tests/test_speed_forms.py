@@ -222,15 +222,18 @@ def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved
     x = torch.zeros(16, WIDE.M)
     (choices,) = kc.tune(layer, x, repeats=1).values()
     assert {choice.name for choice in choices} == {*candidates(WIDE, 16, 4, False)}
-    assert all(choice.measured > 0 for choice in choices)
+    cheapest = min(choice.predicted for choice in choices)
+    for choice in choices:
+        assert (choice.measured is None) == (choice.predicted > 16 * cheapest)
+        assert choice.measured is None or choice.measured > 0
     with torch.no_grad():
         product = layer.product(16)
         assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
-        assert "chosen by measured" in layer.explain(16)
+        assert "chosen by measurement" in layer.explain(16) and "measured (ms)" in layer.explain(16)
         path = tmp_path / "choices.json"
         save_choices(path)
         forget()
-        assert "chosen by cost model" in layer.explain(16)
+        assert "chosen by the cost model" in layer.explain(16)
         assert load_choices(path) == 1
         assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
 
@@ -267,5 +270,5 @@ def test_tuning_a_module_without_compressed_layers_is_refused() -> None:
 
 
 def test_measure_sorts_by_time() -> None:
-    times = [choice.measured for choice in measure(PRODUCT, repeats=1)]
-    assert times == sorted(times)
+    times = [choice.measured for choice in measure(PRODUCT, repeats=1) if choice.measured is not None]
+    assert times == sorted(times) and times
