@@ -304,9 +304,22 @@ def fits() -> str:
     return f"{table(head, lines)}\n\nFrom `benchmarks/results/decompose.json` (`python -m benchmarks.decompose`)."
 
 
+def targets() -> str:
+    """Targets and measured figures, from benchmarks/results/acceptance.json."""
+    data = read("acceptance")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `make bench` makes one."
+    lines = []
+    for point in data["points"]:
+        figure = "" if point["measured"] is None else f"{point['measured']:.2f}"
+        bound = f"{'at most' if point['at_most'] else 'at least'} {point['target']:g}"
+        lines.append([point["what"], figure, bound, "yes" if point["holds"] else "**no**", point["note"]])
+    return table(("ratio in one run, one thread", "measured", "target", "holds", "where"), lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline, "fits": fits, "accuracy": lambda: accuracy() or NOTHING,
+    "measured": measured, "headline": headline, "fits": fits, "targets": targets, "accuracy": lambda: accuracy() or NOTHING,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip

@@ -21,8 +21,9 @@ def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
     return _ByteProduct.apply(x, small * SCALE, op)
 
 
-def _chunks(x: Tensor) -> list[Tensor]:
-    return [*x.split(max(1, CHUNK_ELEMENTS // x.shape[1]))]
+def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
+    """A few rows each; more of them when the other operand, which every chunk reads, is itself large."""
+    return [*x.split(max(1, max(CHUNK_ELEMENTS, 4 * small.numel()) // x.shape[1]))]
 
 
 class _ByteProduct(torch.autograd.Function):
@@ -32,9 +33,19 @@ class _ByteProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, small: Tensor, op: Op) -> Tensor:
         ctx.save_for_backward(x, small)
         ctx.op = op
-        parts = _chunks(x)
+        parts = _chunks(x, small)
         buffer = torch.empty(parts[0].shape, dtype=small.dtype, device=small.device)  # one for all: no fresh memory
-        return torch.cat([op.product(buffer[: len(part)].copy_(part), small) for part in parts])
+        first = op.product(buffer.copy_(parts[0]), small)
+        if len(parts) == 1:
+            return first
+        each = len(first) // len(parts[0])
+        result = first.new_empty(len(x) * each, *first.shape[1:])
+        result[: len(first)] = first
+        done = len(first)
+        for part in parts[1:]:
+            op.product_into(buffer[: len(part)].copy_(part), small, result[done : done + len(part) * each])
+            done += len(part) * each
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
@@ -44,7 +55,7 @@ class _ByteProduct(torch.autograd.Function):
             return None, None, None
         total = torch.zeros_like(small)
         start = 0
-        for part in _chunks(x):
+        for part in _chunks(x, small):
             stop = start + gradient.shape[0] * part.shape[0] // x.shape[0]
             total = total + ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop])
             start = stop

@@ -26,7 +26,7 @@ MATRIX_PRICE = 100
 MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
-MANY = 2**19  # elements
+MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
 NARROW_LIMIT = 2**19  # elements of a small operand that are permuted for a faster product with a large x
 
 
@@ -92,6 +92,13 @@ class Op:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()
         return result
+
+    def product_into(self, left: Tensor, small: Tensor, result: Tensor) -> None:
+        """The same, written into `result`; not differentiable."""
+        if self.narrow:
+            torch.mm(self.a(left), small.t(), out=result)
+        else:
+            result.copy_(self.product(left, small))
 
     @property
     def shape(self) -> tuple[int, ...]:

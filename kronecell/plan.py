@@ -152,16 +152,22 @@ class Plan:
     def _apply_bytes(
         self, rows: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None, chunk: int | None
     ) -> Tensor:
-        if chunk is not None and len(rows) > chunk:
-            return torch.cat([self._apply_bytes(part, prepared, bias, None) for part in rows.split(chunk)])
         program = self.byte_program
+        if program.hot == self.program.hot:  # as nearly always
+            small = [prepared[op.out] for op in program.hot]
+        else:
+            small = [op.lay_out(prepared[op.right]) for op in program.hot]
         first, *rest = program.hot
-        small = [op.lay_out(prepared[op.right]) for op in program.hot]
-        x = byte_product(rows, small[0], first)
-        if rest:
-            return run_hot(Hot(tuple(rest), program.last, program.straight), x, small[1:], bias)
-        y = program.last(x)
-        return y if bias is None else y + bias
+        hot = Hot(tuple(rest), program.last, program.straight)
+
+        def run(part: Tensor) -> Tensor:
+            x = byte_product(part, small[0], first)
+            if rest:
+                return run_hot(hot, x, small[1:], bias)
+            y = program.last(x)
+            return y if bias is None else y + bias
+
+        return run(rows) if chunk is None else torch.cat([run(part) for part in rows.split(chunk)])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""

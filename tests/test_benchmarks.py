@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("auto", "projection", "lstm", "memory", "growth", "prices", "acceptance")
+NAMES = ("auto", "projection", "lstm", "memory", "growth", "kernels", "acceptance")
 
 
 def test_all_benchmarks_run_quickly(tmp_path: Path) -> None:
@@ -24,6 +24,14 @@ def test_all_benchmarks_run_quickly(tmp_path: Path) -> None:
         assert json.loads((tmp_path / f"{name}.json").read_text())["benchmark"] == name
         assert (tmp_path / f"{name}.md").read_text().startswith("# ")
     assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
+
+
+def test_the_fit_of_the_cost_model_runs(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    command = [sys.executable, "-m", "benchmarks.prices", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {"in use", "fitted", "suggested"} <= {*json.loads((tmp_path / "prices.json").read_text())["prices"]}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
