@@ -26,7 +26,7 @@ from kronecell.atomic import write_atomically
 from kronecell.candidates import predict
 from kronecell.formats import Format
 from kronecell.paper import paper_order
-from kronecell.tune import Product, bucket
+from kronecell.tune import Product, bucket, pick
 
 CHOICES = "choices.json"
 ROWS = (1, 6, 96, 384)
@@ -64,7 +64,7 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
     calls = calls_of(tried, fmt, rows, shared, grad)
     seconds = {name: median(values) for name, values in interleave(calls, 5, 0.1, GIVE_UP).items()}
-    tuned = min(seconds, key=lambda name: seconds[name])
+    tuned = pick({name: seconds[name] for name in runners if name in seconds})
     model = min(price, key=lambda name: price[name])
     paper = paper_order(fmt) or next(iter(fmt.orders()))
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]

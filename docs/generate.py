@@ -319,7 +319,8 @@ def targets() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline, "fits": fits, "targets": targets, "accuracy": lambda: accuracy() or NOTHING,
+    "measured": measured, "headline": headline, "fits": fits, "targets": targets,
+    "accuracy": lambda: accuracy() or NOTHING,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip

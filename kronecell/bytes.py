@@ -53,10 +53,12 @@ class _ByteProduct(torch.autograd.Function):
         (gradient,) = gradients
         if not ctx.needs_input_grad[1]:
             return None, None, None
-        total = torch.zeros_like(small)
+        total: Tensor | None = None
         start = 0
         for part in _chunks(x, small):
             stop = start + gradient.shape[0] * part.shape[0] // x.shape[0]
-            total = total + ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop])
+            so_far = None if torch.is_grad_enabled() else total  # a second derivative needs every sum by itself
+            found = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], so_far)
+            total = found if so_far is not None or total is None else total + found
             start = stop
         return None, total, None

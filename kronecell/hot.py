@@ -91,19 +91,18 @@ class _Hot(torch.autograd.Function):
             return None, *_again(hot, x, bias, small, gradient, wanted)
         gradient = gradient.contiguous()  # that of a sum has one element in memory, which BLAS would copy each time
         of_bias = gradient.sum(0) if wanted[1] else None
+        of_small: list[Tensor | None] = [None] * len(small)
         if hot.chunk is None or len(x) <= hot.chunk:
-            of_x, of_small = _backward(hot, [x, *middle], small, gradient, wanted)
+            of_x = _backward(hot, [x, *middle], small, gradient, wanted, of_small)
             return None, of_x, of_bias, *of_small
         of_x = torch.empty_like(x) if wanted[0] else None
-        total: list[Tensor | None] = [None] * len(small)
         for start in range(0, len(x), hot.chunk):
             rows = slice(start, start + hot.chunk)
             lefts = _lefts(hot.ops[:-1], x[rows], small)
-            part_of_x, parts = _backward(hot, lefts, small, gradient[rows], wanted)
-            total = [_plus(before, part) for before, part in zip(total, parts, strict=True)]
-            if of_x is not None and part_of_x is not None:
-                of_x[rows] = part_of_x
-        return None, of_x, of_bias, *total
+            part = _backward(hot, lefts, small, gradient[rows], wanted, of_small)
+            if of_x is not None and part is not None:
+                of_x[rows] = part
+        return None, of_x, of_bias, *of_small
 
 
 def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor]) -> list[Tensor]:
@@ -115,24 +114,27 @@ def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor]) -> list[Tensor
 
 
 def _backward(
-    hot: Hot, lefts: Sequence[Tensor], small: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients of x and of the small operands, from that of the result; `wanted` is for x, bias and the operands."""
+    hot: Hot,
+    lefts: Sequence[Tensor],
+    small: Sequence[Tensor],
+    gradient: Tensor,
+    wanted: Sequence[bool],
+    of_small: list[Tensor | None],
+) -> Tensor | None:
+    """The gradient of x from that of the result; those of the small operands are added to `of_small`.
+
+    `wanted` is for x, the bias and the operands.
+    """
     gradient = hot.last.undo(gradient, hot.ops[-1].shape)
-    of_small: list[Tensor | None] = [None] * len(small)
     for i in reversed(range(len(small))):
         op = hot.ops[i]
         whole = op.product_gradient(gradient)
         if wanted[2 + i]:
-            of_small[i] = op.small_gradient(lefts[i], whole)
+            of_small[i] = op.small_gradient(lefts[i], whole, of_small[i])
         if not wanted[0] and not any(wanted[2 : 2 + i]):
-            return None, of_small
+            return None
         gradient = op.big_gradient(small[i], whole, lefts[i].shape)
-    return gradient if wanted[0] else None, of_small
-
-
-def _plus(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    return part if total is None or part is None else total + part
+    return gradient
 
 
 def _again(

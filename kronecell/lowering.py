@@ -121,19 +121,27 @@ class Op:
         torch.diagonal(whole, 0, *pair).movedim(-1, pair[0]).copy_(gradient)
         return whole.reshape(self.b.groups[0], self.a.groups[0], self.b.groups[2])
 
-    def small_gradient(self, left: Tensor, gradient: Tensor) -> Tensor:
-        """Gradient of the right operand as laid out."""
-        if not self.swapped:
-            a = self.a(left)
-            return gradient.t() @ a if self.narrow else a.mT @ gradient
-        b = self.b(left)
-        if not self.spread:
-            return gradient @ b.mT
-        # out[i] = a b[i]
+    def small_gradient(self, left: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
+        """Gradient of the right operand as laid out; added to `total`, in place, if that is given."""
+        if self.spread:
+            return self._spread_gradient(self.b(left), gradient, total)
+        if self.swapped:
+            a, b = gradient, self.b(left).mT
+        else:
+            a, b = (gradient.t(), self.a(left)) if self.narrow else (self.a(left).mT, gradient)
+        if total is None:
+            return a @ b
+        return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
+
+    @staticmethod
+    def _spread_gradient(b: Tensor, gradient: Tensor, total: Tensor | None) -> Tensor:
+        """The same where out[i] = a b[i]."""
         rows, summed = gradient.shape[1], b.shape[1]
         if len(b) * rows * summed > MANY:  # a gradient for every i would be large
-            return torch.addbmm(gradient.new_empty(rows, summed), gradient, b.mT, beta=0)
-        return torch.bmm(b, gradient.mT).sum(0).t().contiguous()  # transposing the gradient costs less than b
+            total = gradient.new_zeros(rows, summed) if total is None else total
+            return total.addbmm_(gradient, b.mT)
+        part = torch.bmm(b, gradient.mT).sum(0).t()  # transposing the gradient costs less than transposing b
+        return part.contiguous() if total is None else total.add_(part)
 
     def big_gradient(self, small: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
         """Gradient of the left operand, whose shape is given."""

@@ -1,7 +1,7 @@
 """x W^T for a tall x and at most sixteen columns, the first product of most plans and nearly all of their time.
 
 BLAS repacks x before it multiplies, which costs as much as the product when W is one vector register wide. oneDNN reads
-x where it lies. Measured on one core: 0.8 of the time of BLAS at 96 rows of 57,600, 0.55 at 384 (benchmarks/kernels.py).
+x where it lies. On one core it takes about 0.8 of the time (benchmarks/results/kernels.md).
 """
 
 from __future__ import annotations

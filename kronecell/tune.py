@@ -64,6 +64,8 @@ class Choice:
     measured: float | None = None
 
 
+TIE = 1.03  # times closer than this are the same
+
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
 _measured: dict[str, dict[str, float | None]] = {}  # product key -> seconds of its candidates, for explain
 _recording: list[Product] | None = None
@@ -143,6 +145,13 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     return sorted(found, key=lambda choice: float("inf") if choice.measured is None else choice.measured)
 
 
+def pick(seconds: Mapping[str, float | None]) -> str:
+    """The fastest; of those that a measurement cannot tell from it the first, which are the format's own orders."""
+    known = {name: value for name, value in seconds.items() if value is not None}
+    best = min(known.values())
+    return next(name for name, value in known.items() if value <= TIE * best)
+
+
 def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -190,8 +199,9 @@ def tune(
     results = {}
     for product in met:
         choices = measure(product, repeats)
-        _chosen[product.key] = choices[0].name
-        _measured[product.key] = {choice.name: choice.measured for choice in choices}
+        seconds = {choice.name: choice.measured for choice in choices}
+        _measured[product.key] = seconds
+        _chosen[product.key] = pick({name: seconds[name] for name in product.runners()})
         results[product.key] = choices
     _changed()
     return results

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
 from kronecell.plan import Plan
-from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, save_choices
+from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, pick, save_choices
 from tests.cases import KINDS, dense_product, formats
 
 F64 = torch.float64
@@ -228,14 +228,16 @@ def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved
         assert choice.measured is None or choice.measured > 0
     with torch.no_grad():
         product = layer.product(16)
-        assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
+        seconds = {choice.name: choice.measured for choice in choices}
+        taken = pick({name: seconds[name] for name in candidates(WIDE, 16, 4, False)})
+        assert choose(product) is candidates(WIDE, 16, 4, False)[taken]
         assert "chosen by measurement" in layer.explain(16) and "measured (ms)" in layer.explain(16)
         path = tmp_path / "choices.json"
         save_choices(path)
         forget()
         assert "chosen by the cost model" in layer.explain(16)
         assert load_choices(path) == 1
-        assert choose(product) is candidates(WIDE, 16, 4, False)[choices[0].name]
+        assert choose(product) is candidates(WIDE, 16, 4, False)[taken]
 
 
 def test_a_recurrent_layer_is_tuned_through_its_split() -> None:
@@ -267,6 +269,12 @@ def test_a_saved_choice_that_does_not_exist_is_refused_when_used() -> None:
 def test_tuning_a_module_without_compressed_layers_is_refused() -> None:
     with pytest.raises(kc.PlanError, match="made no compressed product"):
         kc.tune(torch.nn.Linear(3, 3), torch.zeros(1, 3))
+
+
+def test_of_equal_times_the_first_is_picked_and_what_was_not_run_never() -> None:
+    assert pick({"own": 1.02, "optimal": 1.0, "split": 0.995}) == "own"
+    assert pick({"own": 1.1, "optimal": 1.0, "split": 0.995}) == "optimal"
+    assert pick({"own": None, "optimal": 2.0, "split": 1.0}) == "split"
 
 
 def test_measure_sorts_by_time() -> None:
