@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 
-from benchmarks import acceptance, auto, growth, kernels, lstm, memory, projection
+from benchmarks import acceptance, auto, growth, kernels, lstm, memory, parallel, projection
 from benchmarks.results import Options, main
 
 
 def run(options: Options) -> None:
     """`auto` comes before `projection`, which uses the choices it made."""
     start = time.perf_counter()
-    for module in (auto, projection, lstm, memory, growth, kernels, acceptance):
+    for module in (auto, projection, lstm, parallel, memory, growth, kernels, acceptance):
         module.run(options)
         options.say(f"--- {module.__name__} done after {time.perf_counter() - start:.0f} s")
 
