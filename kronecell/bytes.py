@@ -13,6 +13,7 @@ from torch import Tensor
 from kronecell.lowering import Op
 
 CHUNK_ELEMENTS = 2**18  # one megabyte of float32: it stays in a core's cache between conversion and product
+SHARE = 4  # a chunk has at least so many elements for one of the other operand, which is read again for every chunk
 SCALE = 1 / 255
 
 
@@ -22,8 +23,8 @@ def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
 
 
 def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
-    """A few rows each; more of them when the other operand, which every chunk reads, is itself large."""
-    return [*x.split(max(1, max(CHUNK_ELEMENTS, 4 * small.numel()) // x.shape[1]))]
+    """A few rows each."""
+    return [*x.split(max(1, max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
 
 
 class _ByteProduct(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kronecell as kc
 from kronecell import narrow
-from kronecell.candidates import Chunked
+from kronecell.candidates import Chunked, candidates
 from kronecell.recurrence import loop_is_faster
 
 F64 = torch.float64
@@ -110,6 +110,51 @@ def test_the_transforms_of_torch_func_and_forward_mode_see_plain_operations() ->
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, tangent)
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent, tangent @ W.T)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.usefixtures("everything_is_narrow")
+def test_the_narrow_product_keeps_its_tangents_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, tangent = torch.randn(3, 5, 8), torch.randn(4, 8), torch.randn(5, 8)
+    monkeypatch.setattr(narrow, "_kernel", lambda *arguments: pytest.fail("the kernel has no rule for this"))
+    torch.testing.assert_close(torch.func.vmap(lambda x: narrow.narrow(x, weight))(x), x @ weight.T)
+    _, forward = torch.func.jvp(lambda x: narrow.narrow(x, weight), (x[0],), (tangent,))
+    torch.testing.assert_close(forward, tangent @ weight.T)
+    with torch.autograd.forward_ad.dual_level():
+        dual = narrow.narrow(torch.autograd.forward_ad.make_dual(x[0], tangent), weight)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent @ weight.T)
+    compiled = torch.compile(lambda x: narrow.narrow(x, weight), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x[0]), x[0] @ weight.T)
+
+
+# Forms of a step -----------------------------------------------------------------------------------------------------
+
+
+PAPER = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+
+
+def results(plan: kc.Plan, chunk: int | None = None) -> list[Tensor]:
+    """The product and the gradients of all factors."""
+    generator = torch.Generator().manual_seed(0)
+    factors = {n: t.requires_grad_() for n, t in PAPER.init(generator, dtype=F64, gates=4).items()}
+    x = torch.randn(7, PAPER.M, dtype=F64, generator=generator)
+    y = plan.apply(x, plan.prepare(factors), None, chunk)
+    return [y, *torch.autograd.grad(y.square().sum(), [*factors.values()])]
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_at_the_papers_size_every_form_of_a_step_is_taken_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None
+) -> None:
+    plan = candidates(PAPER, 128, 4, False)["optimal/128 wide"]
+    assert isinstance(plan, kc.Plan)
+    ops = plan.program.hot
+    assert ops[0].narrow and ops[1].spread and ops[1].diagonal and plan.program.straight
+    expected = results(PAPER.plan("separable", gates=4))  # held against dense by the law suite
+    for many in (2**40, 0):  # gradients of a spread operand made first and then summed, and summed as they are made
+        monkeypatch.setattr("kronecell.lowering.MANY", many)
+        for got, want in zip(results(plan, chunk), expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
 # The narrow kernel ---------------------------------------------------------------------------------------------------

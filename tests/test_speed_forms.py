@@ -99,8 +99,13 @@ def test_bytes_are_numbers_divided_by_255_in_every_candidate(kind: str) -> None:
     law()
 
 
-def test_the_byte_product_has_second_derivatives() -> None:
-    fmt = kc.KCP((3, 2), (2, 2), 2, 2, 2)
+@pytest.mark.parametrize("elements", [2**18, 1])
+@pytest.mark.parametrize("fmt", [kc.KCP((3, 2), (2, 2), 2, 2, 2), kc.TT((3, 2), (2, 2), 2)], ids=str)
+def test_the_byte_product_has_second_derivatives(
+    monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, elements: int
+) -> None:
+    monkeypatch.setattr("kronecell.bytes.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("kronecell.bytes.SHARE", 0 if elements == 1 else 4)  # one row a chunk
     x = torch.randint(0, 256, (4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
 
@@ -111,9 +116,10 @@ def test_the_byte_product_has_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(product, [*factors.values()])
 
 
-def test_many_byte_chunks_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fmt", [kc.KCP((4, 3), (2, 2), 2, 2, 2), kc.TT((4, 3), (2, 2), 2)], ids=str)
+def test_many_byte_chunks_are_one_product(monkeypatch: pytest.MonkeyPatch, fmt: kc.Format) -> None:
     monkeypatch.setattr("kronecell.bytes.CHUNK_ELEMENTS", 40)
-    fmt = kc.KCP((4, 3), (2, 2), 2, 2, 2)
+    monkeypatch.setattr("kronecell.bytes.SHARE", 0)
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
     x = torch.randint(0, 256, (11, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y, expected = fmt.matmul(x, factors), fmt.matmul(x.double() / 255, factors)
