@@ -1,4 +1,4 @@
-"""The first product with uint8 input: bytes become numbers a few rows at a time, and no float copy of x is ever kept.
+"""The first product with uint8 input: bytes become numbers a few rows at a time, and no float copy of x is kept.
 
 A byte b stands for b / 255, as everywhere in imaging; the division is folded into the small operand.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kronecell.lowering import Op
 
-CHUNK_ELEMENTS = 2**18  # one megabyte of float32: it stays in a core's cache between conversion and product
+CHUNK_ELEMENTS = 2**18  # one megabyte of float32: unless SHARE asks for more, it stays in a core's cache
 SHARE = 4  # a chunk has at least so many elements for one of the other operand, which is read again for every chunk
 SCALE = 1 / 255
 
@@ -55,11 +55,9 @@ class _ByteProduct(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, None, None
         total: Tensor | None = None
-        start = 0
+        each, start = len(gradient) // max(1, len(x)), 0  # rows of the result that a row of x makes
         for part in _chunks(x, small):
-            stop = start + gradient.shape[0] * part.shape[0] // x.shape[0]
-            so_far = None if torch.is_grad_enabled() else total  # a second derivative needs every sum by itself
-            found = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], so_far)
-            total = found if so_far is not None or total is None else total + found
+            stop = start + each * len(part)
+            total = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], total)
             start = stop
         return None, total, None

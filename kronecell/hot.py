@@ -1,8 +1,8 @@
 """The steps that touch x, run one after the other; for autograd they are one operation with a backward of its own.
 
-Autograd would save the same tensors, but walk through a node for every view and permutation, and it cannot know which
-form of a small product is fast. In chunks, only x is saved: intermediates are made again, a few rows at a time, while
-they are in cache. A second derivative goes through the plain steps.
+Autograd would walk through a node for every view and permutation, and it cannot know which form of a small product is
+fast. In chunks, only x is saved: intermediates are made again, a few rows at a time, while they are in cache. The
+backward is itself made of differentiable operations; for a second derivative the intermediates are made again, too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ class Hot:
 def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """x (rows, M) through all steps, whose other operands, laid out, are `small`, plus the bias."""
     inputs = (x, *small) if bias is None else (x, *small, bias)
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in inputs):
-        return _run(hot, x, small, bias, straight=hot.straight and _ordinary())
-    return _Hot.apply(hot, x, bias, *small) if _ordinary() else _run(hot, x, small, bias, straight=False)
+    if not _ordinary(x):
+        return _run(hot, x, small, bias, straight=False)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return _Hot.apply(hot, x, bias, *small)
+    return _run(hot, x, small, bias, hot.straight)
 
 
-def _ordinary() -> bool:
-    """Nobody follows the operations but backward(): no compiler, no transform of torch.func, no forward mode."""
+def _ordinary(x: Tensor) -> bool:
+    """Nobody follows the operations but backward(): no compiler, transform of torch.func, forward mode or autocast."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
+        or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type))
     )
 
 
@@ -66,82 +69,84 @@ def _end(hot: Hot, left: Tensor, operand: Tensor, bias: Tensor | None, straight:
         torch.bmm(a, b, out=place)
     else:
         torch.baddbmm(bias.reshape(len(a), 1, -1), a, b, out=place)
-    return y.reshape(len(y), -1)
+    return y.reshape(len(y), len(a) * b.shape[2])
 
 
 class _Hot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hot: Hot, x: Tensor, bias: Tensor | None, *small: Tensor) -> Tensor:
         ctx.hot = hot
+        ctx.shape = x.shape[1:]  # behind bytes, x is the result of the first product and has not a line for each row
+        of_x, _, *of_small = ctx.needs_input_grad[1:]
+        # Only what the backward reads: a left operand for the gradient of the small one, the small one to go further
+        # left, and what is before the last of those gradients to make its left operand again.
+        first = x if any(of_small) else None
+        kept = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
         if hot.chunk is not None and len(x) > hot.chunk:
-            ctx.save_for_backward(x, bias, *small)
+            ctx.save_for_backward(first, *kept)
             return _run(hot, x, small, bias, hot.straight)
         lefts = _lefts(hot.ops[:-1], x, small)
-        ctx.save_for_backward(x, bias, *small, *lefts[1:])
+        middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
+        ctx.save_for_backward(first, *kept, *middle)
         return _end(hot, lefts[-1], small[-1], bias, hot.straight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hot: Hot = ctx.hot
-        x, bias, *others = ctx.saved_tensors
+        x, *others = ctx.saved_tensors
         small, middle = others[: len(hot.ops)], others[len(hot.ops) :]
-        (gradient,) = gradients
-        wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return None, *_again(hot, x, bias, small, gradient, wanted)
-        gradient = gradient.contiguous()  # that of a sum has one element in memory, which BLAS would copy each time
-        of_bias = gradient.sum(0) if wanted[1] else None
-        of_small: list[Tensor | None] = [None] * len(small)
-        if hot.chunk is None or len(x) <= hot.chunk:
-            of_x = _backward(hot, [x, *middle], small, gradient, wanted, of_small)
-            return None, of_x, of_bias, *of_small
-        of_x = torch.empty_like(x) if wanted[0] else None
-        for start in range(0, len(x), hot.chunk):
-            rows = slice(start, start + hot.chunk)
-            lefts = _lefts(hot.ops[:-1], x[rows], small)
-            part = _backward(hot, lefts, small, gradient[rows], wanted, of_small)
-            if of_x is not None and part is not None:
-                of_x[rows] = part
-        return None, of_x, of_bias, *of_small
+        of_x, of_bias, *of_small = ctx.needs_input_grad[1:]
+        gradient = gradients[0].contiguous()  # that of a sum has one element in memory, which BLAS copies each time
+        total: list[Tensor | None] = [None] * len(small)
+        rows, parts = len(gradient), []
+        chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
+        for start in range(0, max(rows, 1), max(chunk, 1)):
+            now = slice(start, start + chunk)
+            lefts: Sequence[Tensor | None] = [x, *middle]
+            if x is not None and (torch.is_grad_enabled() or not middle):
+                lefts = _lefts(hot.ops[: _last(of_small)], x if chunk == rows else x[now], small)
+            flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total)
+            parts.append(None if flat is None else flat.reshape(-1, *ctx.shape))
+        whole = None
+        if of_x:
+            whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
+        return None, whole, gradient.sum(0) if of_bias else None, *total
 
 
-def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor]) -> list[Tensor]:
+def _last(flags: Sequence[bool]) -> int:
+    """The last step whose operand wants a gradient; 0 if none does."""
+    return max((i for i, flag in enumerate(flags) if flag), default=0)
+
+
+def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor | None]) -> list[Tensor]:
     """x, and what it is after every one of these steps."""
     lefts = [x]
     for op, operand in zip(ops, small, strict=False):
+        assert operand is not None
         lefts.append(op.product(lefts[-1], operand))
     return lefts
 
 
 def _backward(
     hot: Hot,
-    lefts: Sequence[Tensor],
-    small: Sequence[Tensor],
+    lefts: Sequence[Tensor | None],
+    small: Sequence[Tensor | None],
     gradient: Tensor,
-    wanted: Sequence[bool],
-    of_small: list[Tensor | None],
+    of_x: bool,
+    of_small: Sequence[bool],
+    total: list[Tensor | None],
 ) -> Tensor | None:
-    """The gradient of x from that of the result; those of the small operands are added to `of_small`.
-
-    `wanted` is for x, the bias and the operands.
-    """
-    gradient = hot.last.undo(gradient, hot.ops[-1].shape)
+    """The gradient of x, if wanted, from that of the result; those of the small operands are added to `total`."""
+    gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
     for i in reversed(range(len(small))):
-        op = hot.ops[i]
+        op, left, operand = hot.ops[i], lefts[i] if i < len(lefts) else None, small[i]
         whole = op.product_gradient(gradient)
-        if wanted[2 + i]:
-            of_small[i] = op.small_gradient(lefts[i], whole, of_small[i])
-        if not wanted[0] and not any(wanted[2 : 2 + i]):
+        if of_small[i]:
+            assert left is not None
+            total[i] = op.small_gradient(left, whole, total[i])
+        if not of_x and not any(of_small[:i]):
             return None
-        gradient = op.big_gradient(small[i], whole, lefts[i].shape)
+        assert operand is not None
+        gradient = op.big_gradient(operand, whole)
+        gradient = gradient.reshape(hot.ops[i - 1].shape) if i else gradient
     return gradient
-
-
-def _again(
-    hot: Hot, x: Tensor, bias: Tensor | None, small: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients as a graph, for backward with create_graph: the steps are run once more in autograd's sight."""
-    y = _run(replace(hot, chunk=None), x, small, bias, straight=False)
-    chosen = [t for t, want in zip((x, bias, *small), wanted, strict=True) if t is not None and want]
-    found = iter(torch.autograd.grad(y, chosen, gradient, create_graph=True))
-    return [next(found) if want else None for want in wanted]

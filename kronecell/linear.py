@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
 from kronecell.split import OUT, Split
 from kronecell.tune import Product, bucket, choose, edition, explain
+
+Layer = TypeVar("Layer", bound="TensorLinear")
 
 TRACED_ROWS = 64  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
@@ -159,8 +161,17 @@ class TensorLinear(nn.Module):
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
         return self.prepared(rows, bias)(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.project(x, self.bias)
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x W plus the layer's bias, or plus the one given."""
+        return self.project(x, self.bias if bias is None else bias)
+
+    def train(self: Layer, mode: bool = True) -> Layer:
+        """As torch's; what is kept of products of weights is dropped."""
+        self._kept.drop()
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_choices": {}}  # choices belong to a process
 
     # Dense -------------------------------------------------------------------------------------------------------
 
@@ -289,10 +300,11 @@ def _traced(format: Format, order: str | Tree, gates: int, shared: bool | tuple[
     else:
         plan = _named_plan(format, order, TRACED_ROWS, gates, shared)
     with torch.device("meta"):
-        like = {name: torch.empty(shape) for name, shape in plan.network.shapes.items()}
-        plan.execute(torch.empty(1, format.M), like)
-        if split is not None:
-            split.execute(torch.empty(1, format.M), like)
+        like = {name: torch.empty(shape, dtype=torch.float32) for name, shape in plan.network.shapes.items()}
+        for dtype in (torch.float32, torch.uint8):
+            plan.execute(torch.empty(1, format.M, dtype=dtype), like)
+            if split is not None:
+                split.execute(torch.empty(1, format.M, dtype=dtype), like)
     return plan, split
 
 

@@ -43,12 +43,12 @@ class View:
             tensor = tensor.reshape(self.legs).permute(self.permutation)
         return tensor.reshape(self.groups)
 
-    def undo(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """From the groups back to the shape the operand had."""
-        if self.permutation is not None:
-            order = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
-            tensor = tensor.reshape([self.legs[i] for i in self.permutation]).permute(order)
-        return tensor.reshape(shape)
+    def undo(self, tensor: Tensor) -> Tensor:
+        """From the groups back to the order the operand had; in what grouping is left to the caller."""
+        if self.permutation is None:
+            return tensor
+        order = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
+        return tensor.reshape([self.legs[i] for i in self.permutation]).permute(order)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Op:
         part = torch.bmm(b, gradient.mT).sum(0).t()  # transposing the gradient costs less than transposing b
         return part.contiguous() if total is None else total.add_(part)
 
-    def big_gradient(self, small: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """Gradient of the left operand, whose shape is given."""
+    def big_gradient(self, small: Tensor, gradient: Tensor) -> Tensor:
+        """Gradient of the left operand, with its legs in their order but in any grouping."""
         if not self.swapped:
-            return self.a.undo(gradient @ (small if self.narrow else small.mT), shape)
+            return self.a.undo(gradient @ (small if self.narrow else small.mT))
         a = small.mT
-        return self.b.undo(torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient, shape)
+        return self.b.undo(torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient)
 
 
 @dataclass(frozen=True)

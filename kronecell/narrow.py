@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-COLUMNS = 16  # one register of float32; with more, BLAS is as good or better
+COLUMNS = 16  # one register of float32; with more, BLAS is mostly as good or better
 DEPTH = 128  # with fewer summed elements the product is too short for either to matter, and BLAS starts faster
-ELEMENTS = 2**21  # of x; below, starting oneDNN's kernel costs more than it saves
+ELEMENTS = 2**21  # of x; below, there is little to gain and the start of oneDNN's kernel to lose
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
@@ -41,4 +41,5 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and bool(torch.backends.mkldnn.enabled)
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
+        and not torch.is_autocast_enabled("cpu")
     )

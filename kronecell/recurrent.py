@@ -118,7 +118,7 @@ class Recurrent(nn.Module):
         self.reset_parameters()
 
     def _choose_recurrence(self, layer: int) -> str:
-        """ "native" or "loop", from sizes alone, so that the choice can be printed and does not change."""
+        """ "native" or "loop", from sizes alone, so that the choice can be printed; see `_way` for few rows."""
         if self.recurrence != "auto":
             return self.recurrence
         if self.hidden_formats[layer] is not None and self.hidden_size > DENSIFY_LIMIT:
@@ -202,7 +202,7 @@ class Recurrent(nn.Module):
         return sequence.turned(output) if turn else output, last
 
     def _way(self, layer: int, x: Tensor, steps: int | torch.SymInt) -> str:
-        """How this call runs: as chosen at construction, unless a tracer or a dtype needs something else."""
+        """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise or rows are few."""
         if torch.compiler.is_exporting():
             has_node = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX's LSTM has no projection
             if has_node and self._thin(layer):
@@ -213,7 +213,8 @@ class Recurrent(nn.Module):
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
         way = self.recurrences[layer]
-        if way == "native" and self.recurrence == "auto" and x.device.type == "cpu" and not torch.is_grad_enabled():
+        free = self.recurrence == "auto" and not torch.is_grad_enabled() and not torch.jit.is_tracing()
+        if way == "native" and free and x.device.type == "cpu":
             rows, elements = x.numel() // x.shape[-1], self.GATES * self.hidden_size * self.output_size
             return "loop" if loop_is_faster(int(steps), rows, elements) else "native"
         return way
@@ -246,7 +247,8 @@ class Recurrent(nn.Module):
         bias = getattr(self, "bias_ih" + end) if self.bias else None
         if not isinstance(weight, TensorLinear):
             return F.linear(numbers(x, weight.dtype), weight, bias)
-        return weight.project(x, bias)
+        gates: Tensor = weight(x, bias)
+        return gates
 
     def _dense_hidden(self, end: str) -> Tensor:
         weight: Weight = getattr(self, "weight_hh" + end)
@@ -353,6 +355,8 @@ class Recurrent(nn.Module):
             how = self.recurrences[layer]
             if hidden is not None:
                 how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
+            if self.recurrences[layer] == "native" and self.recurrence == "auto":
+                how += ", a loop for few rows without gradients"
             lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")
         stored = sum(p.numel() for p in self.parameters())
         dense = dense_parameters(self)

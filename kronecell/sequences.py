@@ -88,6 +88,8 @@ def open_sequence(input: Tensor | PackedSequence, width: int, batch_first: bool)
         got = f"{input.ndim}-D" if isinstance(input, Tensor) else type(input).__name__
         raise ShapeError(f"input must be a 2-D or 3-D tensor or a PackedSequence, got {got}")
     _check_width(input, width)
+    if not torch.compiler.is_compiling() and input.shape[1 if batch_first and input.ndim == 3 else 0] == 0:
+        raise ShapeError(f"input has no time steps: expected at least one, got {tuple(input.shape)}")
     if input.ndim == 2:
         return Sequence(input.unsqueeze(1), 1, unbatched=True)
     return Sequence(input, input.shape[0 if batch_first else 1], batch_first=batch_first)

@@ -53,10 +53,6 @@ class Split:
         own = torch.eye(self.gates, dtype=blocks.dtype, device=blocks.device).reshape(self.gates, 1, self.gates, 1)
         return (blocks.unsqueeze(2) * own).reshape(-1, self.width).t()
 
-    def project(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
-        """S = x In, (..., R)."""
-        return self.inner.execute(x, factors)
-
     # The same three verbs as a Plan, so that a split can stand where a plan stands.
 
     def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,9 +127,9 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     """
     fmt, rows = product.format, product.rows
     generator = torch.Generator().manual_seed(0)
-    dtype = product.dtype if product.dtype.is_floating_point else torch.float32
-    factors = fmt.init(generator, gates=product.gates, shared=product.shared, dtype=dtype, device=product.device)
-    x = torch.randn(rows, fmt.M, generator=generator).to(dtype=dtype, device=product.device)
+    options: dict[str, Any] = {"dtype": product.dtype, "device": product.device}
+    factors = fmt.init(generator, gates=product.gates, shared=product.shared, **options)
+    x = torch.randn(rows, fmt.M, generator=generator).to(**options)
     runners = product.runners()
     price = {name: predict(runner, rows, product.grad) for name, runner in runners.items()}
     tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
@@ -222,7 +223,7 @@ def explain(product: Product) -> str:
         shown = "" if not measured else "  " + ("not run" if seconds is None else f"{seconds * 1e3:,.3f}").rjust(13)
         mark = f"  <- chosen by {why}" if key == name else ""
         lines.append(f"{key.ljust(width)}  {f'{price / 1e6:,.3f}'.rjust(33)}{shown}{mark}")
-    return "\n".join([*lines, "", str(runners[name])])
+    return "\n".join([*lines, "", str(_known(product, name))])
 
 
 def forget() -> None:

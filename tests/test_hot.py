@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -58,25 +59,110 @@ def test_only_what_is_asked_for_gets_a_gradient_and_it_is_the_same(wanted: str) 
     assert all(tensor.grad is None for name, tensor in everything.items() if name != wanted)
 
 
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_layer_used_twice_has_the_same_gradients_with_and_without_a_graph(chunk: int | None) -> None:
+    fmt = kc.LowRank((6,), (6,), 2)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0), dtype=F64).items()}
+    bias = torch.randn(6, dtype=F64, requires_grad=True)
+    x = torch.randn(5, 6, dtype=F64, requires_grad=True)
+    plan = fmt.plan("optimal", 5)
+    prepared = plan.prepare(factors)
+    y = plan.apply(plan.apply(x, prepared, bias, chunk), prepared, bias, chunk).square().sum()
+    leaves = [x, bias, *factors.values()]
+    plain = torch.autograd.grad(y, leaves, retain_graph=True)
+    for got, want in zip(torch.autograd.grad(y, leaves, create_graph=True), plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("fmt", CASES, ids=str)
+def test_batched_gradients_go_through_chunks(fmt: kc.Format) -> None:
+    factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64)
+    x = torch.randn(5, fmt.M, dtype=F64)
+    chunked = Chunked(fmt.plan("optimal", 2))
+    name, tensor = next(iter(factors.items()))
+
+    def product(x: Tensor, tensor: Tensor) -> Tensor:
+        return chunked.execute(x, {**factors, name: tensor}).sum(0)
+
+    plain = torch.autograd.functional.jacobian(product, (x, tensor))
+    for got, want in zip(torch.autograd.functional.jacobian(product, (x, tensor), vectorize=True), plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+def saved_elements(run: Callable[[], object]) -> int:
+    """Elements that autograd saves while something runs, every storage once."""
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(sizes.values())
+
+
+def test_only_what_the_backward_reads_is_saved() -> None:
+    layer = kc.TensorLinear("tt:m=8x8,n=8x8,r=4", order="forward").requires_grad_(False)
+    x = torch.randn(64, 64)
+    weights = sum(p.numel() for p in layer.parameters())
+    layer.bias.requires_grad_()  # type: ignore[union-attr]
+    assert saved_elements(lambda: layer(x)) == 0
+    layer.bias.requires_grad_(False)  # type: ignore[union-attr]
+    z = torch.randn(64, 64, requires_grad=True)
+    assert 0 < saved_elements(lambda: layer(z * 1)) <= weights + 1
+    x = z * 1
+    x += layer(x)  # x is not needed for its own gradient
+    x.sum().backward()
+    torch.testing.assert_close(z.grad, 1 + layer.dense_weight().sum(0).expand(64, -1))
+    layer.requires_grad_()
+    y = layer(z).sum()
+    with torch.no_grad():
+        layer.bias.zero_()  # type: ignore[union-attr]
+    y.backward()
+    y = layer(z).sum()
+    with torch.no_grad():
+        layer.G1.zero_()
+    with pytest.raises(RuntimeError, match="inplace"):
+        y.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize("fmt", [*CASES, KCP], ids=str)
+def test_no_rows_give_no_rows_and_gradients_of_zero(fmt: kc.Format, dtype: torch.dtype) -> None:
+    layer = kc.TensorLinear(fmt, gates=4)
+    y = layer(torch.zeros(0, fmt.M, dtype=dtype))
+    assert y.shape == (0, 4 * fmt.N)
+    y.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
+    with torch.no_grad():
+        assert layer.eval()(torch.zeros(2, 0, fmt.M, dtype=dtype)).shape == (2, 0, 4 * fmt.N)
+
+
+@pytest.mark.parametrize("fmt", CASES, ids=str)
+def test_autocast_of_plain_products_is_torchs(fmt: kc.Format) -> None:
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0), gates=2).items()}
+    x = torch.randn(5, fmt.M)
+    expected = fmt.matmul(x, factors, gates=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = fmt.matmul(x, factors, gates=2)
+        with torch.no_grad():
+            assert fmt.matmul(x, factors, gates=2).dtype == torch.bfloat16
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05 * float(expected.detach().abs().max()))
+    y.float().square().sum().backward()
+    assert all(t.grad is not None and t.grad.isfinite().all() for t in factors.values())
+
+
 def test_in_chunks_nothing_is_saved_but_x_and_the_weights() -> None:
     fmt = kc.TT((8, 8), (8, 8), 8)
     layer = Chunked(fmt.plan("optimal", 4))
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0)).items()}
     x = torch.randn(64, 64)
 
-    def saved(run: kc.Plan | Chunked) -> int:
-        sizes: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            sizes[tensor.data_ptr()] = tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            run.execute(x, factors)
-        return sum(sizes.values())
-
     weights = sum(t.numel() for t in factors.values())
-    assert saved(layer) <= x.numel() + 3 * weights < saved(layer.plan)
+    in_chunks, whole = (saved_elements(lambda run=run: run.execute(x, factors)) for run in (layer, layer.plan))
+    assert in_chunks <= x.numel() + 3 * weights < whole
 
 
 # Others who look at operations ---------------------------------------------------------------------------------------
@@ -200,13 +286,17 @@ def test_without_onednn_the_ordinary_kernel_is_used(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
-@pytest.mark.parametrize("steps, batch", [(1, 1), (6, 1), (3, 40)])
-def test_few_rows_take_a_loop_and_give_the_same(cell: type[kc.LSTM] | type[kc.GRU], steps: int, batch: int) -> None:
+@pytest.mark.parametrize(("steps", "batch", "way"), [(1, 1, "loop"), (6, 1, "loop"), (6, 40, "native")])
+def test_few_rows_take_a_loop_and_give_the_same(
+    cell: type[kc.LSTM] | type[kc.GRU], steps: int, batch: int, way: str
+) -> None:
     torch.manual_seed(0)
-    rnn = cell(36, 96, input_format="kcp:m=4x3x3,n=4x4x6,K=2,CA=2,CB=2", dtype=F64).eval()
+    rnn = cell(36, 256, input_format="kcp:m=4x3x3,n=8x8x4,K=2,CA=2,CB=2", dtype=F64).eval()
     x = torch.randn(steps, batch, 36, dtype=F64)
-    expected, last = rnn(x)  # with gradients: the native kernel
+    assert rnn._way(0, x, steps) == "native"
+    expected, last = rnn(x)
     with torch.no_grad():
+        assert rnn._way(0, x, steps) == way
         y, state = rnn(x)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-13)

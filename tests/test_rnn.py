@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import kronecell as kc
@@ -230,3 +231,19 @@ def test_building_a_layer_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kc.LSTM(12, 4, 2, dropout=0.1, input_format="tt:r=2")
+
+
+def test_hooks_of_the_input_weight_run_in_the_loop() -> None:
+    """Pruning works through a hook before every forward; without it the second step has no graph."""
+    rnn = kc.LSTM(12, 12, input_format="tt:m=4x3,n=4x3,r=2", recurrence="loop")
+    prune.l1_unstructured(rnn.weight_ih_l0, "G1", 0.5)
+    for _ in range(2):
+        rnn(torch.randn(3, 2, 12))[0].sum().backward()
+
+
+def test_an_input_without_time_steps_is_refused() -> None:
+    rnn = kc.LSTM(12, 4, input_format="kcp:m=4x3,n=2x2,K=2,CA=2,CB=2")
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), pytest.raises(kc.ShapeError, match="no time steps"):
+            rnn(torch.zeros(0, 2, 12))
+    assert rnn(torch.zeros(3, 0, 12))[0].shape == (3, 0, 4)

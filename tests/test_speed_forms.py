@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
 from kronecell.plan import Plan
-from kronecell.tune import Product, _chosen, choose, forget, load_choices, measure, pick, save_choices
+from kronecell.tune import Product, _chosen, choose, explain, forget, load_choices, measure, pick, save_choices
 from tests.cases import KINDS, dense_product, formats
 
 F64 = torch.float64
@@ -176,7 +178,25 @@ def reset(layer: kc.TensorLinear) -> None:
     layer.reset_parameters()
 
 
-@pytest.mark.parametrize("change", [changed_in_place, loaded, optimised, converted, reset])
+def optimised_by_a_fused_kernel(layer: kc.TensorLinear) -> None:
+    """Which changes parameters without raising their version, after an evaluation between backward and step."""
+    x = torch.ones(2, layer.in_features, dtype=layer.A1.dtype)
+    layer(x).sum().backward()
+    with torch.no_grad():
+        layer(x)
+    torch.optim.SGD(layer.parameters(), 0.1, fused=True).step()
+
+
+def changed_through_data_and_switched(layer: kc.TensorLinear) -> None:
+    layer.A1.data.mul_(2)
+    layer.train()
+    layer.eval()
+
+
+CHANGES = [changed_in_place, loaded, optimised, optimised_by_a_fused_kernel, converted, reset]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, changed_through_data_and_switched])
 def test_kept_weights_follow_every_change_of_the_parameters(change: object) -> None:
     torch.manual_seed(0)
     layer = kc.TensorLinear(WIDE, gates=4, dtype=F64).eval()
@@ -184,7 +204,7 @@ def test_kept_weights_follow_every_change_of_the_parameters(change: object) -> N
     with torch.no_grad():
         before = layer(x)
         assert torch.equal(layer(x), before)
-        assert layer._kept._tensors
+        assert layer._kept._held
     change(layer)
     with torch.no_grad():
         after = layer(x)
@@ -192,16 +212,34 @@ def test_kept_weights_follow_every_change_of_the_parameters(change: object) -> N
     torch.testing.assert_close(after, layer.to_dense()(x).detach(), rtol=1e-11, atol=1e-12)
 
 
+def test_threads_may_run_one_layer_with_different_numbers_of_rows() -> None:
+    layer = kc.TensorLinear(WIDE, gates=4, dtype=F64).eval()
+    xs = [torch.randn(rows, WIDE.M, dtype=F64) for rows in (1, 3, 200)]
+    expected = [layer(x).detach() for x in xs]
+
+    def run(i: int) -> bool:
+        with torch.no_grad():
+            return all(torch.allclose(layer(xs[i]), expected[i]) for _ in range(40))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(run, [0, 1, 2] * 3))
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_kept_weights_stay_out_of_copies_files_and_training() -> None:
     layer = kc.TensorLinear(WIDE, gates=4).eval()
     with torch.no_grad():
         layer(torch.zeros(3, WIDE.M))
-    assert layer._kept._tensors
-    assert not copy.deepcopy(layer)._kept._tensors
-    assert not pickle.loads(pickle.dumps(layer))._kept._tensors
+    assert layer._kept._held
+    assert not copy.deepcopy(layer)._kept._held
+    assert not pickle.loads(pickle.dumps(layer))._kept._held
     assert len(layer.state_dict()) == len([*layer.parameters()])
     layer.train()(torch.zeros(3, WIDE.M)).sum().backward()
-    assert layer.A1.grad is not None and not layer._kept._tensors
+    assert layer.A1.grad is not None and not layer._kept._held
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
@@ -268,8 +306,9 @@ def test_a_bad_file_of_choices_is_refused(tmp_path: Path, text: str | None, mess
 
 def test_a_saved_choice_that_does_not_exist_is_refused_when_used() -> None:
     _chosen[PRODUCT.key] = "sideways"
-    with pytest.raises(kc.PlanError, match="names 'sideways'"):
-        choose(PRODUCT)
+    for use in (choose, explain):
+        with pytest.raises(kc.PlanError, match="names 'sideways'"):
+            use(PRODUCT)
 
 
 def test_tuning_a_module_without_compressed_layers_is_refused() -> None:
