@@ -63,7 +63,7 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     price = {name: predict(runner, product.rows, grad) for name, runner in runners.items()}
     tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
     calls = calls_of(tried, fmt, rows, shared, grad)
-    seconds = {name: median(values) for name, values in interleave(calls, 5, 0.1, GIVE_UP).items()}
+    seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP).items()}
     tuned = pick({name: seconds[name] for name in runners if name in seconds})
     model = min(price, key=lambda name: price[name])
     paper = paper_order(fmt) or next(iter(fmt.orders()))

@@ -66,6 +66,7 @@ class Choice:
 
 
 TIE = 1.03  # times closer than this are the same
+SAMPLE_SECONDS = 0.001  # quick calls are timed several at a time
 
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
 _measured: dict[str, dict[str, float | None]] = {}  # product key -> seconds of its candidates, for explain
@@ -138,9 +139,10 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     hopeful = [name for name in tried if first[name] <= give_up * min(first.values())]
     seconds: dict[str, list[float]] = {name: [] for name in hopeful}
     turns = random.Random(0)
+    times = max(1, round(SAMPLE_SECONDS / min(first.values())))  # a clock cannot tell microseconds apart
     for _ in range(repeats):
         for name in turns.sample(hopeful, len(hopeful)):
-            seconds[name].append(_timed(calls[name]))
+            seconds[name].append(_timed(calls[name], times))
     medians = {name: median(values) for name, values in seconds.items()}
     found = [Choice(name, price[name], medians.get(name, first.get(name))) for name in runners]
     return sorted(found, key=lambda choice: float("inf") if choice.measured is None else choice.measured)
@@ -153,10 +155,11 @@ def pick(seconds: Mapping[str, float | None]) -> str:
     return next(name for name, value in known.items() if value <= TIE * best)
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _timed(call: Callable[[], object], times: int = 1) -> float:
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
 
 
 def _call(runner: Runner, x: Tensor, factors: Mapping[str, Tensor], product: Product) -> Callable[[], object]:
