@@ -239,6 +239,8 @@ def test_hooks_of_the_input_weight_run_in_the_loop() -> None:
     prune.l1_unstructured(rnn.weight_ih_l0, "G1", 0.5)
     for _ in range(2):
         rnn(torch.randn(3, 2, 12))[0].sum().backward()
+    weight = rnn.weight_ih_l0
+    assert weight.G1_orig.grad.any() and not weight.G1_orig.grad[weight.G1_mask == 0].any()
 
 
 def test_an_input_without_time_steps_is_refused() -> None:
