@@ -213,6 +213,16 @@ def test_the_narrow_product_keeps_its_tangents_and_batches(monkeypatch: pytest.M
     torch.testing.assert_close(compiled(x[0]), x[0] @ weight.T)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler does it itself
+def test_bytes_compile_into_one_graph() -> None:
+    layer = kc.TensorLinear("kcp:m=4x3,n=2x2,K=2,CA=2,CB=2")
+    x = torch.randint(0, 256, (5, 12), dtype=torch.uint8)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
 # Forms of a step -----------------------------------------------------------------------------------------------------
 
 
