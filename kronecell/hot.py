@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from kronecell.lowering import Op, View
+from kronecell.narrow import ordinary
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,11 @@ class Hot:
 def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """x (rows, M) through all steps, whose other operands, laid out, are `small`, plus the bias."""
     inputs = (x, *small) if bias is None else (x, *small, bias)
-    if not _ordinary(x):
+    if not ordinary(x):
         return _run(hot, x, small, bias, straight=False)
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         return _Hot.apply(hot, x, bias, *small)
     return _run(hot, x, small, bias, hot.straight)
-
-
-def _ordinary(x: Tensor) -> bool:
-    """Nobody follows the operations but backward(): no compiler, transform of torch.func, forward mode or autocast."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
-        or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type))
-    )
 
 
 def _run(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:

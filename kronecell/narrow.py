@@ -25,12 +25,23 @@ def narrow(x: Tensor, weight: Tensor) -> Tensor:
     return _kernel(x, weight, None, "none", [], "") if _suits(x, weight) else F.linear(x, weight)
 
 
+def ordinary(x: Tensor) -> bool:
+    """Nobody follows the operations but backward(): no compiler, transform of torch.func, forward mode or autocast."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type))
+    )
+
+
 def _suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
         and 1 < weight.shape[0] <= COLUMNS
         and x.shape[1] >= DEPTH
-        and not torch.compiler.is_compiling()
+        and ordinary(x)
         and x.numel() >= ELEMENTS
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
@@ -39,7 +50,4 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and weight.is_contiguous()
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and bool(torch.backends.mkldnn.enabled)
-        and forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.is_autocast_enabled("cpu")
     )

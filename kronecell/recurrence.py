@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronecell.candidates import FRESH
+
 State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
 Map = Callable[[Tensor], Tensor]
 Step = Callable[[Tensor, State], State]  # gates (batch, gates * H) and state -> next state; the output is state[0]
@@ -46,7 +48,6 @@ def gru_step(gates: Tensor, state: State, hidden: Map, project: Map | None = Non
 # every call, from FRESH elements on into memory it must first get from the system; after that it is faster.
 KERNEL_START, STEP_OVERHEAD = 60_000, 30_000
 PACK, PACK_FRESH, ROW_GAIN = 0.7, 2.4, 0.012  # per element of the hidden weights; the last also per row
-FRESH = 2**23
 
 
 def loop_is_faster(steps: int, rows: int, elements: int) -> bool:
