@@ -132,17 +132,25 @@ def plot(curves: list[Curve]) -> str:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "kronecell"
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     quantities = [*dict.fromkeys(curve.quantity for curve in curves)]
+    formats = [*dict.fromkeys(curve.format for curve in curves)]  # one colour each, in every panel
     figure, axes = pyplot.subplots(1, len(quantities), figsize=(4 * len(quantities), 3.6), layout="constrained")
     for axis, quantity in zip(axes, quantities, strict=True):
-        for curve in curves:
-            if curve.quantity == quantity:
-                axis.loglog(curve.values, [1e3 * s for s in curve.seconds], marker="o", ms=3, label=curve.format)
+        here = [curve for curve in curves if curve.quantity == quantity]
+        for curve in here:
+            colour, milliseconds = f"C{formats.index(curve.format)}", [1e3 * s for s in curve.seconds]
+            axis.loglog(curve.values, milliseconds, color=colour, marker="o", ms=3, label=curve.format)
+        values = here[0].values
+        axis.set_xticks(values, [f"$2^{{{v.bit_length() - 1}}}$" if v > 1024 else str(v) for v in values])
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel(quantity)
         axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
     axes[0].set_ylabel("ms")
-    axes[0].legend(fontsize=7)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     pyplot.close(figure)
