@@ -36,7 +36,7 @@ def products(quick: bool) -> list[dict[str, float | bool]]:
                 cases["oneDNN"] = inference(onednn)
             samples = interleave(cases, 1 if quick else 9, 0.2)
             seconds = {name: median(values) for name, values in samples.items()}
-            taken = narrow._suits(x, weight)
+            taken = narrow.suits(x, weight)
             found.append({"rows": rows, "depth": depth, "columns": columns, "oneDNN taken": taken, **seconds})
     return found
 

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
+from kronecell.processor import LANES
 
-CHUNK_ELEMENTS = 2**18  # one megabyte of float32: unless SHARE asks for more, it stays in a core's cache
+# Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
+# columns, which wants more of them at a time, gains more than the next cache loses.
+CHUNK_ELEMENTS = 2**18 if LANES == 16 else 2**20
 SHARE = 4  # a chunk has at least so many elements for one of the other operand, which is read again for every chunk
 SCALE = 1 / 255
 

@@ -1,15 +1,15 @@
-"""Prepared weights kept between calls in eval mode, until a parameter changes."""
+"""What is made of weights alone is kept between calls in eval mode, until a parameter changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from kronecell.candidates import Runner
+Made = TypeVar("Made")
 
 _steps = 0  # of all optimisers: fused ones change parameters without raising their version
 
@@ -23,7 +23,7 @@ register_optimizer_step_post_hook(_count_step)
 
 
 class Kept:
-    """The tensors of the last `prepare`, valid as long as every parameter is the same storage at the same version.
+    """What was last made of parameters, valid as long as every one is the same storage at the same version.
 
     In-place updates and load_state_dict raise a parameter's version, `.to` gives it other storage, and steps of
     optimisers are counted. Only edits through `parameter.data` are invisible to torch itself; a layer drops what it
@@ -31,20 +31,21 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._held: tuple[Runner, Any, Mapping[str, Tensor]] | None = None
+        self._held: tuple[Any, Any, list[Tensor], Any] | None = None
 
-    def prepare(self, runner: Runner, factors: Mapping[str, Tensor], training: bool) -> Mapping[str, Tensor]:
-        """runner.prepare(factors), or what it gave last time if nothing has changed since."""
-        tensors = [*factors.values()]
+    def get(self, tag: tuple[Any, ...], parameters: Iterable[Tensor], training: bool, make: Callable[[], Made]) -> Made:
+        """make(), or what it gave last time if the tag is the same objects and no parameter has changed since."""
+        tensors = [*parameters]
         if training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not _plain(tensors):
             self.drop()
-            return runner.prepare(factors)
+            return make()
         key = (_steps, [(t.data_ptr(), t._version, t.dtype) for t in tensors])
         held = self._held  # read once and written once: other threads may run the same layer
-        if held is None or held[0] is not runner or held[1] != key:
-            held = (runner, key, runner.prepare(factors))
+        if held is None or held[1] != key or any(old is not new for old, new in zip(held[0], tag, strict=True)):
+            held = (tag, key, tensors, make())  # the tensors are held so that no other can come to lie at their address
             self._held = held
-        return held[2]
+        made: Made = held[3]
+        return made
 
     def drop(self) -> None:
         """Forget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -131,12 +131,17 @@ class TensorLinear(nn.Module):
         like = getattr(self, self._names[0])
         dtype = autocast_dtype(like)
         if dtype is None:
-            tensors = self._kept.prepare(runner, self.factors(), self.training)
+            tensors = self._prepare(runner)
             return lambda x: runner.apply(x, tensors, bias)
         with autocast_off(like):  # products of weights keep their precision, products with x do not
             tensors = {name: tensor.to(dtype) for name, tensor in runner.prepare(self.factors()).items()}
         bias = None if bias is None else bias.to(dtype)
         return lambda x: runner.apply(x if x.dtype == torch.uint8 else x.to(dtype), tensors, bias)
+
+    def _prepare(self, runner: Runner) -> Mapping[str, Tensor]:
+        """The work that needs no x; in eval mode done once."""
+        factors = self.factors()
+        return self._kept.get((runner,), factors.values(), self.training, lambda: runner.prepare(factors))
 
     def split(self, rows: int) -> Split | None:
         """x W as x In Out with few columns between; None if the format has no such split or an order is prescribed."""
@@ -148,7 +153,7 @@ class TensorLinear(nn.Module):
 
     def columns(self, x: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """x In and Out of a split."""
-        tensors = self._kept.prepare(split, self.factors(), self.training)
+        tensors = self._prepare(split)
         return split.inner.apply(x, tensors), tensors[OUT]
 
     def project(self, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.narrow import COLUMNS, ELEMENTS, narrow
+from kronecell.narrow import COLUMNS, ELEMENTS, narrow, suits
 from kronecell.network import INPUT, Factor, Network
 from kronecell.steps import Step
 
@@ -95,7 +95,7 @@ class Op:
 
     def product_into(self, left: Tensor, small: Tensor, result: Tensor) -> None:
         """The same, written into `result`; not differentiable."""
-        if self.narrow:
+        if self.narrow and not suits(self.a(left), small):
             torch.mm(self.a(left), small.t(), out=result)
         else:
             result.copy_(self.product(left, small))

@@ -1,7 +1,7 @@
-"""x W^T for a tall x and at most sixteen columns, the first product of most plans and nearly all of their time.
+"""x W^T for a tall x and few columns, the first product of most plans and nearly all of their time.
 
-BLAS repacks x before it multiplies, which costs as much as the product when W is one vector register wide. oneDNN reads
-x where it lies. On one core it takes about 0.8 of the time (benchmarks/results/kernels.md).
+BLAS repacks x before it multiplies, which costs as much as the product when W is one or two registers wide. oneDNN
+reads x where it lies. Which is faster where was measured on one core (benchmarks/results/kernels.md).
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-COLUMNS = 16  # one register of float32; with more, BLAS is mostly as good or better
-DEPTH = 128  # with fewer summed elements the product is too short for either to matter, and BLAS starts faster
-ELEMENTS = 2**21  # of x; below, there is little to gain and the start of oneDNN's kernel to lose
+from kronecell.processor import LANES
+
+MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more, BLAS is as good or better; other processors were not measured
+LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
+COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 0), LEAST_ELEMENTS.get(LANES, 2**20)
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
 
 def narrow(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear(x, weight), by oneDNN where that is faster and nobody asks for a gradient here."""
-    return _kernel(x, weight, None, "none", [], "") if _suits(x, weight) else F.linear(x, weight)
+    return _kernel(x, weight, None, "none", [], "") if suits(x, weight) else F.linear(x, weight)
 
 
 def ordinary(x: Tensor) -> bool:
@@ -36,13 +38,25 @@ def ordinary(x: Tensor) -> bool:
     )
 
 
-def _suits(x: Tensor, weight: Tensor) -> bool:
+def faster(elements: int, depth: int, columns: int) -> bool:
+    """Whether oneDNN is the faster for x of so many elements and sums of so many."""
+    if not 1 < columns <= COLUMNS:
+        return False
+    if LANES == 16:
+        return depth >= 128 and elements >= ELEMENTS
+    if (
+        columns <= LANES
+    ):  # half a register is worth it for short sums only: BLAS is good at columns that are dot products
+        return (columns > LANES // 2 or depth <= 64) and depth >= 8 and elements >= ELEMENTS // 4
+    return depth >= 8 and elements >= ELEMENTS
+
+
+def suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN can be asked, and is the faster."""
     return (
         _kernel is not None
-        and 1 < weight.shape[0] <= COLUMNS
-        and x.shape[1] >= DEPTH
+        and faster(x.numel(), *reversed(weight.shape))
         and ordinary(x)
-        and x.numel() >= ELEMENTS
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor

@@ -1,6 +1,7 @@
 """The recurrence after the projection: the two cells as their equations, and the ways to run them over time.
 
 native  torch's own kernel (cuDNN on a GPU): the projected input meets a small `weight_ih` inside it
+packed  the same kernel of oneDNN with weights packed before, which torch otherwise does at every call
 loop    a Python loop over projected gates, which can also keep the hidden weights factored
 scan    the same cell in torch's scan operator: one node for every length, what an exported graph needs
 onnx    the LSTM or GRU operator of ONNX: only in a graph that is being exported to ONNX
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronecell.candidates import FRESH
+from kronecell.narrow import ordinary
 
 State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
 Map = Callable[[Tensor], Tensor]
@@ -44,18 +45,6 @@ def gru_step(gates: Tensor, state: State, hidden: Map, project: Map | None = Non
     return ((1 - z) * n + z * h,)
 
 
-# Nanoseconds on one CPU core (docs/recurrent.md): the native kernel starts slowly and packs the hidden weights anew at
-# every call, from FRESH elements on into memory it must first get from the system; after that it is faster.
-KERNEL_START, STEP_OVERHEAD = 60_000, 30_000
-PACK, PACK_FRESH, ROW_GAIN = 0.7, 2.4, 0.012  # per element of the hidden weights; the last also per row
-
-
-def loop_is_faster(steps: int, rows: int, elements: int) -> bool:
-    """Whether, without gradients on a CPU, so many rows in so many steps are too few for the native kernel."""
-    pack = PACK if elements < FRESH else PACK_FRESH
-    return KERNEL_START + elements * (pack - ROW_GAIN * rows) > STEP_OVERHEAD * steps
-
-
 def run_native(
     gates: int, source: Tensor, batch_sizes: Tensor | None, state: State, weights: Sequence[Tensor], training: bool
 ) -> tuple[Tensor, State]:
@@ -69,6 +58,46 @@ def run_native(
     with _no_news_about_projections() if len(weights) in (3, 5) else nullcontext():
         output, *last = kernel(*arguments)
     return output, tuple(part.squeeze(0) for part in last)
+
+
+# What torch calls for an LSTM on a CPU, with the packing taken out; private to torch, so it may be absent.
+_pack: Any = getattr(torch.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)
+_packed_kernel: Any = getattr(torch.ops.aten, "mkldnn_rnn_layer", None)
+_LSTM_MODE = 2
+
+Packed = tuple[Tensor, Tensor]
+
+
+def can_pack(tensors: Sequence[Tensor]) -> bool:
+    """Whether `run_packed` can take the place of `run_native` for the input, weights and state of an LSTM."""
+    return (
+        _pack is not None
+        and _packed_kernel is not None
+        and bool(torch.backends.mkldnn.enabled)
+        and ordinary(tensors[0])
+        and tensors[0].numel() > 0
+        and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    )
+
+
+def pack(weight_ih: Tensor, weight_hh: Tensor, batch: int) -> Packed:
+    """Both weights in oneDNN's order, which for a single row is another one."""
+    size = [1, batch, weight_ih.shape[1]]
+    first, second = _pack(weight_ih.contiguous(), weight_hh.contiguous(), weight_hh.shape[1], False, True, False, size)
+    return first, second
+
+
+def run_packed(source: Tensor, state: State, packed: Packed, biases: Sequence[Tensor]) -> tuple[Tensor, State]:
+    """The results of `run_native`, bit for bit, for an LSTM without projection over sequences of one length."""
+    h, c = state
+    size = h.shape[1]
+    if not biases:
+        biases = [source.new_zeros(4 * size)] * 2
+    # reverse, batch sizes, mode, hidden size, layers, has biases, bidirectional, batch first, train
+    options: tuple[Any, ...] = (False, [], _LSTM_MODE, size, 1, True, False, False, False)
+    tensors = [part.contiguous() for part in (*biases, h, c)]  # the kernel reads memory as it lies, without asking
+    output, h, c, _ = _packed_kernel(source.contiguous(), *packed, *tensors, *options)
+    return output, (h, c)
 
 
 @contextmanager

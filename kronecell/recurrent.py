@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,11 @@ from torch.nn.utils.rnn import PackedSequence
 from kronecell.bytes import SCALE
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
+from kronecell.kept import Kept
 from kronecell.layer_formats import FormatSpecs, layer_formats
 from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
 from kronecell.order import Tree
-from kronecell.recurrence import State, loop_is_faster, run_loop, run_native, run_onnx, run_scan
+from kronecell.recurrence import Packed, State, can_pack, pack, run_loop, run_native, run_onnx, run_packed, run_scan
 from kronecell.sequences import Sequence, open_sequence
 
 Self = TypeVar("Self", bound="Recurrent")
@@ -32,6 +33,14 @@ Weight = nn.Parameter | TensorLinear
 # fixed time per step. A factored U saves 1 - 1/ratio of the loop's work, densifying it is paid once per forward.
 IDENTITY_LIMIT = 64  # hidden size up to which projected gates go through the native kernel with weight_ih = 1
 DENSIFY_LIMIT = 384  # hidden size up to which a factored U is made dense once per forward
+
+
+class NativeInput(NamedTuple):
+    """What a native kernel reads, its weight_ih, and the Out it was made of: the same tensor until a factor changes."""
+
+    source: Tensor
+    weight_ih: Tensor
+    out: Tensor | None = None
 
 
 class Recurrent(nn.Module):
@@ -114,11 +123,12 @@ class Recurrent(nn.Module):
                 if proj_size:
                     matrix = torch.empty(proj_size, hidden_size, **factory)  # type: ignore[arg-type]
                     setattr(self, "weight_hr" + end, nn.Parameter(matrix))
+        self._kept = {end: Kept() for end in self._ends()}
         self.recurrences = tuple(self._choose_recurrence(layer) for layer in range(num_layers))
         self.reset_parameters()
 
     def _choose_recurrence(self, layer: int) -> str:
-        """ "native" or "loop", from sizes alone, so that the choice can be printed; see `_way` for few rows."""
+        """ "native" or "loop", from sizes alone, so that the choice can be printed."""
         if self.recurrence != "auto":
             return self.recurrence
         if self.hidden_formats[layer] is not None and self.hidden_size > DENSIFY_LIMIT:
@@ -179,30 +189,60 @@ class Recurrent(nn.Module):
         end = _suffix(layer, direction)
         way = self._way(layer, x, sequence.steps)
         x = self._padded(layer, x)
-        native_input = self._native_input(end, x) if way in ("native", "onnx") else None
-        source = self._gates(end, x) if native_input is None else native_input[0]
+        native = self._native_input(end, x) if way in ("native", "onnx") else None
+        source = self._gates(end, x) if native is None else native.source
         source = sequence.time_major(source) if layer == 0 else source
         turn = direction == 1 and way != "onnx"  # ONNX's operator runs backwards by itself
         source = sequence.turned(source) if turn else source
-        batch_sizes = sequence.batch_sizes
-        if native_input is not None:
-            weights = [native_input[1], self._dense_hidden(end)]
-            weights += [getattr(self, name + end) for name in ("bias_ih", "bias_hh") if self.bias]
-            weights += [getattr(self, "weight_hr" + end)] if self.proj_size else []
-            if way == "onnx":
-                output, last = run_onnx(self.GATES, source, state, weights, direction == 1)
-            else:
-                output, last = run_native(self.GATES, source, batch_sizes, state, weights, self.training)
+        if native is not None:
+            output, last = self._run_kernel(way, end, native._replace(source=source), sequence.batch_sizes, state)
         else:
             step = partial(type(self).STEP, hidden=self._hidden_map(end, layer, state[0]), project=self._project(end))
             if way == "scan":
                 output, last = run_scan(step, source, state)
             else:
-                output, last = run_loop(step, source, batch_sizes, state)
+                output, last = run_loop(step, source, sequence.batch_sizes, state)
         return sequence.turned(output) if turn else output, last
 
+    def _run_kernel(
+        self, way: str, end: str, native: NativeInput, batch_sizes: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
+        """The recurrence in one call of a kernel, or as one node of an ONNX graph."""
+        biases = [getattr(self, name + end) for name in ("bias_ih", "bias_hh") if self.bias]
+        if way == "native" and batch_sizes is None:
+            packed = self._packed(end, native, state)
+            if packed is not None:
+                return run_packed(native.source, state, packed, biases)
+        weights = [native.weight_ih, self._dense_hidden(end), *biases]
+        weights += [getattr(self, "weight_hr" + end)] if self.proj_size else []
+        if way == "onnx":
+            return run_onnx(self.GATES, native.source, state, weights, end.endswith("reverse"))
+        return run_native(self.GATES, native.source, batch_sizes, state, weights, self.training)
+
+    def _packed(self, end: str, native: NativeInput, state: State) -> Packed | None:
+        """The weights packed for the kernel, kept until a parameter changes; None where torch must be asked."""
+        if self.GATES != 4 or self.proj_size or self.training or torch.is_grad_enabled():
+            return None
+        source, weight_ih, out = native
+        if not can_pack((source, weight_ih, state[0])):
+            return None
+        hidden: Weight = getattr(self, "weight_hh" + end)
+        parameters = [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
+        if isinstance(weight_ih, nn.Parameter):
+            parameters.append(weight_ih)
+        batch = source.shape[1]
+        return self._kept[end].get(
+            (out, batch == 1), parameters, False, lambda: pack(weight_ih, self._dense_hidden(end), batch)
+        )
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """As torch's; packed weights are dropped."""
+        for kept in self._kept.values():
+            kept.drop()
+        return super().train(mode)
+
     def _way(self, layer: int, x: Tensor, steps: int | torch.SymInt) -> str:
-        """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise or rows are few."""
+        """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise."""
         if torch.compiler.is_exporting():
             has_node = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX's LSTM has no projection
             if has_node and self._thin(layer):
@@ -212,12 +252,7 @@ class Recurrent(nn.Module):
             return "loop"  # the native kernel has no graph that the compiler could differentiate
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
-        way = self.recurrences[layer]
-        free = self.recurrence == "auto" and not torch.is_grad_enabled() and not torch.jit.is_tracing()
-        if way == "native" and free and x.device.type == "cpu":
-            rows, elements = x.numel() // x.shape[-1], self.GATES * self.hidden_size * self.output_size
-            return "loop" if loop_is_faster(int(steps), rows, elements) else "native"
-        return way
+        return self.recurrences[layer]
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of the recurrence; bytes are read by the first product, which gives numbers."""
@@ -228,18 +263,18 @@ class Recurrent(nn.Module):
         missing = 0 if fmt is None else fmt.M - x.shape[-1]
         return F.pad(x, (0, missing)) if missing else x
 
-    def _native_input(self, end: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the native kernel reads, and its weight_ih: x and W, x In and Out, or x W and the identity."""
+    def _native_input(self, end: str, x: Tensor) -> NativeInput:
+        """x and W, x In and Out of a split, or x W and the identity."""
         weight: Weight = getattr(self, "weight_ih" + end)
         if not isinstance(weight, TensorLinear):
-            return numbers(x, weight.dtype), weight
+            return NativeInput(numbers(x, weight.dtype), weight)
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         split = weight.split(rows)
         if split is not None:
             source, out = weight.columns(x, split)
-            return source, out.t()
+            return NativeInput(source, out.t(), out)
         gates = weight(x)
-        return gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device)
+        return NativeInput(gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device))
 
     def _gates(self, end: str, x: Tensor) -> Tensor:
         """x W + b_ih for all gates and all time steps."""
@@ -355,8 +390,6 @@ class Recurrent(nn.Module):
             how = self.recurrences[layer]
             if hidden is not None:
                 how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
-            if self.recurrences[layer] == "native" and self.recurrence == "auto":
-                how += ", a loop for few rows without gradients"
             lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")
         stored = sum(p.numel() for p in self.parameters())
         dense = dense_parameters(self)

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import kronecell as kc
 from kronecell import narrow
 from kronecell.candidates import Chunked, candidates
-from kronecell.recurrence import loop_is_faster
 
 F64 = torch.float64
 KCP = kc.KCP((4, 3, 2, 3), (2, 2, 2, 1), 2, 2, 2)
@@ -170,8 +168,7 @@ def test_in_chunks_nothing_is_saved_but_x_and_the_weights() -> None:
 
 @pytest.fixture
 def everything_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "ELEMENTS", 1)
-    monkeypatch.setattr(narrow, "DEPTH", 1)
+    monkeypatch.setattr(narrow, "faster", lambda elements, depth, columns: True)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own forward mode
@@ -251,68 +248,3 @@ def test_at_the_papers_size_every_form_of_a_step_is_taken_and_gives_the_same(
         monkeypatch.setattr("kronecell.lowering.MANY", many)
         for got, want in zip(results(plan, chunk), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
-
-
-# The narrow kernel ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("columns", [2, 5, 16])
-def test_the_narrow_kernel_is_a_linear_map(columns: int) -> None:
-    x, weight = torch.randn(1024 * 16, 128), torch.randn(columns, 128)
-    assert narrow._suits(x, weight)
-    torch.testing.assert_close(narrow.narrow(x, weight).double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
-
-
-NOT_NARROW = {
-    "x turned": (torch.zeros(128, 2**14).t(), torch.zeros(4, 128)),
-    "W turned": (torch.zeros(2**14, 128), torch.zeros(128, 4).t()),
-    "one column": (torch.zeros(2**14, 128), torch.zeros(1, 128)),
-    "many columns": (torch.zeros(2**14, 128), torch.zeros(17, 128)),
-    "short sums": (torch.zeros(2**17, 16), torch.zeros(4, 16)),
-    "little x": (torch.zeros(64, 128), torch.zeros(4, 128)),
-    "doubles": (torch.zeros(2**14, 128, dtype=F64), torch.zeros(4, 128, dtype=F64)),
-    "gradient of x": (torch.zeros(2**14, 128, requires_grad=True), torch.zeros(4, 128)),
-    "gradient of W": (torch.zeros(2**14, 128), torch.zeros(4, 128, requires_grad=True)),
-    "no data": (torch.zeros(2**14, 128, device="meta"), torch.zeros(4, 128, device="meta")),
-}
-
-
-@pytest.mark.parametrize("case", NOT_NARROW)
-def test_everything_else_takes_the_ordinary_kernel(case: str) -> None:
-    x, weight = NOT_NARROW[case]
-    assert not narrow._suits(x, weight)
-    assert narrow.narrow(x, weight).shape == (len(x), len(weight))
-
-
-def test_without_onednn_the_ordinary_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = torch.randn(2**14, 128), torch.randn(4, 128)
-    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-        assert not narrow._suits(x, weight)
-    monkeypatch.setattr(narrow, "_kernel", None)
-    torch.testing.assert_close(narrow.narrow(x, weight), F.linear(x, weight))
-
-
-# The recurrence of few rows ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
-@pytest.mark.parametrize(("steps", "batch", "way"), [(1, 1, "loop"), (6, 1, "loop"), (6, 40, "native")])
-def test_few_rows_take_a_loop_and_give_the_same(
-    cell: type[kc.LSTM] | type[kc.GRU], steps: int, batch: int, way: str
-) -> None:
-    torch.manual_seed(0)
-    rnn = cell(36, 256, input_format="kcp:m=4x3x3,n=8x8x4,K=2,CA=2,CB=2", dtype=F64).eval()
-    x = torch.randn(steps, batch, 36, dtype=F64)
-    assert rnn._way(0, x, steps) == "native"
-    expected, last = rnn(x)
-    with torch.no_grad():
-        assert rnn._way(0, x, steps) == way
-        y, state = rnn(x)
-    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-13)
-
-
-def test_one_step_is_for_the_loop_and_many_rows_are_for_the_kernel() -> None:
-    for hidden in (64, 256, 2304):
-        elements = 4 * hidden**2
-        assert loop_is_faster(1, 1, elements) and not loop_is_faster(20, 20 * 64, elements)

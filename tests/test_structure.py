@@ -16,6 +16,7 @@ LAYERS = [
     {"atomic", "network", "progress"},
     {"order", "modes"},
     {"steps"},
+    {"processor"},
     {"narrow"},
     {"lowering"},
     {"hot", "bytes"},

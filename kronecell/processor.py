@@ -1,0 +1,10 @@
+"""What the choice of kernels and the cost model know about the processor: the width of its vector registers.
+
+It is all they look at, so that two machines of one kind choose alike and training resumes bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+LANES = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)  # float32 numbers in a register
