@@ -26,8 +26,8 @@ def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
 
 
 def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
-    """A few rows each."""
-    return [*x.split(max(1, max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
+    """As few rows each as have so many elements."""
+    return [*x.split(-(-max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
 
 
 class _ByteProduct(torch.autograd.Function):
