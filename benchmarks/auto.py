@@ -23,7 +23,6 @@ from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import interleave, ratio, threads
 from kronecell.atomic import write_atomically
-from kronecell.candidates import predict
 from kronecell.formats import Format
 from kronecell.paper import paper_order
 from kronecell.tune import Product, bucket, pick
@@ -60,7 +59,7 @@ class Found:
 def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) -> Found:
     """Measure all candidates, choose, and measure the serious ones again."""
     fmt, shared, grad, runners = product.format, bool(product.shared), product.grad, product.runners()
-    price = {name: predict(runner, product.rows, grad) for name, runner in runners.items()}
+    price = {name: product.predict(runner) for name, runner in runners.items()}
     tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
     calls = calls_of(tried, fmt, rows, shared, grad)
     seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP).items()}

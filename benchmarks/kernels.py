@@ -1,8 +1,8 @@
-"""Which kernel where: oneDNN or BLAS for products of few columns, a loop or torch's kernel for few rows.
+"""Which kernel where: oneDNN or BLAS for products of few columns; ways to run the recurrence without gradients.
 
     python -m benchmarks.kernels [--quick] [--results FOLDER]
 
-The limits in kronecell/narrow.py and the constants of `loop_is_faster` in kronecell/recurrence.py come from here.
+The limits in kronecell/narrow.py come from here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell import narrow
-from kronecell.recurrence import loop_is_faster, lstm_step, run_loop, run_native
+from kronecell.recurrence import State, Step, can_pack, lstm_step, pack, run_loop, run_native, run_packed
 
 PRODUCTS = [(160, 360), (960, 360), (15360, 360), (61440, 360), (96, 57600), (15360, 128), (15360, 20), (96, 1024)]
-COLUMNS = (1, 4, 8, 16, 24, 32)
+COLUMNS = (1, 4, 8, 16, 32, 64)
 HIDDEN = (64, 256, 1024, 2304)
 SEQUENCES = ((1, 1), (6, 1), (6, 2), (1, 16), (6, 16), (20, 16))  # steps, batch
 
@@ -42,50 +43,51 @@ def products(quick: bool) -> list[dict[str, float | bool]]:
 
 
 def recurrences(quick: bool) -> list[dict[str, float | bool]]:
-    """An LSTM over projected gates by both ways, without gradients."""
+    """An LSTM over 64 projected columns: torch's kernel, the same with weights packed before, and a loop."""
     found: list[dict[str, float | bool]] = []
     for hidden in HIDDEN[:1] if quick else HIDDEN:
         for steps, batch in SEQUENCES[:2] if quick else SEQUENCES:
-            source, out, weight = (
-                torch.randn(steps, batch, 64),
-                torch.randn(4 * hidden, 64),
-                torch.randn(4 * hidden, hidden),
-            )
-            biases = (torch.randn(4 * hidden), torch.randn(4 * hidden))
+            source, out = torch.randn(steps, batch, 64), torch.randn(4 * hidden, 64)
+            weight, biases = torch.randn(4 * hidden, hidden), [torch.randn(4 * hidden) for _ in range(2)]
             state = (torch.zeros(batch, hidden), torch.zeros(batch, hidden))
-            native = partial(run_native, 4, source, None, state, [out, weight, *biases], False)
-
-            def loop(
-                source=source,
-                out=out,
-                weight=weight,
-                biases=biases,
-                state=state,  # type: ignore[no-untyped-def]
-            ) -> object:
-                step = partial(lstm_step, hidden=lambda h: F.linear(h, weight, biases[1]), project=None)
-                return run_loop(step, F.linear(source, out, biases[0]), None, state)
-
-            samples = interleave({"native": inference(native), "loop": inference(loop)}, 1 if quick else 7, 0.3)
+            step = partial(lstm_step, hidden=partial(F.linear, weight=weight, bias=biases[1]), project=None)
+            calls: dict[str, Call] = {
+                "native": partial(run_native, 4, source, None, state, [out, weight, *biases], False),
+                "loop": partial(_loop, step, source, out, biases[0], state),
+            }
+            if can_pack((source, out, weight)):
+                calls["packed"] = partial(run_packed, source, state, pack(out, weight, batch), biases)
+            calls = {name: inference(call) for name, call in calls.items()}
+            samples = interleave(calls, 1 if quick else 7, 0.3)
             seconds = {name: median(values) for name, values in samples.items()}
-            taken = loop_is_faster(steps, steps * batch, 4 * hidden**2)
-            found.append({"hidden": hidden, "steps": steps, "batch": batch, "loop taken": taken, **seconds})
+            found.append({"hidden": hidden, "steps": steps, "batch": batch, **seconds})
     return found
 
 
-def lines(found: list[dict[str, float | bool]], first: str, second: str) -> str:
-    """A table of both kernels' milliseconds, and how much the one taken loses."""
+def _loop(step: Step, source: Tensor, out: Tensor, bias: Tensor, state: State) -> object:
+    return run_loop(step, F.linear(source, out, bias), None, state)
+
+
+def product_lines(found: list[dict[str, float | bool]]) -> str:
+    """Milliseconds of both kernels, and how much the one taken loses."""
     rows = []
     for case in found:
-        *shape, _, _, _ = case
-        if second not in case:
-            continue
-        taken = case[second] if case[f"{second} taken"] else case[first]
-        lost = taken / min(case[first], case[second])
-        times = (f"{case[first] * 1e3:.3f}", f"{case[second] * 1e3:.3f}")
-        rows.append(
-            (*(case[name] for name in shape), *times, second if case[f"{second} taken"] else first, f"{lost:.2f}")
-        )
-    return table((*shape, f"{first}, ms", f"{second}, ms", "taken", "over the faster"), rows)
+        if "oneDNN" in case:
+            taken = "oneDNN" if case["oneDNN taken"] else "BLAS"
+            lost = case[taken] / min(case["BLAS"], case["oneDNN"])
+            times = (f"{case['BLAS'] * 1e3:.3f}", f"{case['oneDNN'] * 1e3:.3f}")
+            rows.append((case["rows"], case["depth"], case["columns"], *times, taken, f"{lost:.2f}"))
+    return table(("rows", "depth", "columns", "BLAS, ms", "oneDNN, ms", "taken", "over the faster"), rows)
+
+
+def recurrence_lines(found: list[dict[str, float | bool]]) -> str:
+    """Milliseconds of all ways."""
+    ways = ("native", "packed", "loop")
+    rows = []
+    for case in found:
+        times = (f"{case[way] * 1e3:.3f}" if way in case else "" for way in ways)
+        rows.append((case["hidden"], case["steps"], case["batch"], *times))
+    return table(("hidden", "steps", "batch", *(f"{way}, ms" for way in ways)), rows)
 
 
 def run(options: Options) -> None:
@@ -93,19 +95,21 @@ def run(options: Options) -> None:
     with threads(1):
         options.say("kernels: products of few columns")
         few_columns = products(options.quick)
-        options.say("kernels: recurrences of few rows")
-        few_rows = recurrences(options.quick)
+        options.say("kernels: recurrences")
+        ways = recurrences(options.quick)
     text = f"""# Kernels
 
 {machine()}
 
 ## x times a few columns
 
-{lines(few_columns, "BLAS", "oneDNN")}
+{product_lines(few_columns)}
 ## An LSTM over 64 projected columns, without gradients
 
-{lines(few_rows, "native", "loop")}"""
-    write(options, "kernels", {"products": few_columns, "recurrences": few_rows}, text)
+Packed is taken for an LSTM in eval mode.
+
+{recurrence_lines(ways)}"""
+    write(options, "kernels", {"products": few_columns, "recurrences": ways}, text)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.candidates import PRICES, Prices, Runner, candidates, predict, work
 from kronecell.formats import Format
 
-NAMES = ("read", "written", "fresh", "copied", "matrix", "call")
+NAMES = ("batched", "read", "written", "fresh", "copied", "matrix", "call")
 ROWS = (1, 6, 96, 384)
 SKIP = 8.0  # candidates predicted this many times the best are not run
 GIVE_UP = 3.0
@@ -104,7 +104,7 @@ def fit(found: list[Case]) -> Prices:
     amounts = np.array([[done["macs"], *(done[name] for name in NAMES)] for _, done, _ in lines])
     seconds = np.log([time for _, _, time in lines])
     grad = np.array([float(grad) for grad, _, _ in lines])
-    start = np.log([2e-11, *(2e-11 * getattr(PRICES, name) for name in NAMES), 3.0])
+    start = np.log([2e-11, *(2e-11 * max(getattr(PRICES, name), 0.01) for name in NAMES), 3.0])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.log(amounts @ np.exp(logs[:-1])) + logs[-1] * grad - seconds

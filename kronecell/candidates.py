@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+import torch
 from torch import Tensor
 
 from kronecell.formats.base import Format
@@ -14,6 +15,7 @@ from kronecell.lowering import Op
 from kronecell.network import INPUT
 from kronecell.order import greedy, optimal
 from kronecell.plan import Plan
+from kronecell.processor import LANES
 from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
@@ -114,10 +116,11 @@ def splits(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) -> d
 class Prices:
     """The cost model, in multiply-adds: what an element moved, a matrix product started and a call cost.
 
-    Fitted by least squares to timings of all candidates of all formats on one machine; see benchmarks/prices.py.
-    Ratios like these vary little between machines; where they do, measure with kc.tune.
+    `batched` is what a multiply-add costs more in a batch of small matrices than in one large product. Fitted to
+    timings of all candidates of all formats, in float32, on one machine of each kind; see benchmarks/prices.py.
     """
 
+    batched: float = 0.0
     read: float = 14.0
     written: float = 10.0
     fresh: float = 180.0
@@ -125,15 +128,24 @@ class Prices:
     matrix: float = 7_000.0
     call: float = 2_100_000.0
 
+    def for_dtype(self, dtype: torch.dtype) -> Prices:
+        """The same for numbers of another size: those twice as long double the times that are not of a call."""
+        share = 4 / dtype.itemsize if dtype.itemsize > 4 else 1.0
+        return replace(self, matrix=share * self.matrix, call=share * self.call)
 
-PRICES = Prices()
+
+NARROW_REGISTERS = Prices(
+    batched=0.42, read=20.0, written=68.0, fresh=133.0, copied=22.0, matrix=10_000.0, call=2_500_000.0
+)
+PRICES = NARROW_REGISTERS if LANES == 8 else Prices()
 
 
-AMOUNTS = ("macs", "read", "written", "fresh", "copied", "matrix", "call")
+AMOUNTS = ("macs", "batched", "read", "written", "fresh", "copied", "matrix", "call")
 
 
 def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
-    """What a call of a runner does: multiply-adds, elements read, written, copied and put into fresh memory, calls.
+    """What a call of a runner does: multiply-adds, and those in batches; elements read, written, copied and put into
+    fresh memory; matrices and calls.
 
     Training includes the work that needs no x, and in chunks the steps that are run again for the backward.
     """
@@ -169,7 +181,8 @@ def _hot_work(plan: Plan, rows: int) -> dict[str, float]:
             continue
         op = ops[step.name]
         pairs = op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1
-        total["macs"] += step.macs * rows * pairs * _padding(op)
+        macs = step.macs * rows * pairs * _padding(op)
+        total["macs"] += macs
         sides = (prod(plan.network.shape(legs)) for legs in (step.left_legs, step.right_legs))
         big, small = sides if INPUT in step.left else reversed([*sides])
         total["read"] += big * rows + small
@@ -178,6 +191,7 @@ def _hot_work(plan: Plan, rows: int) -> dict[str, float]:
         total["copied"] += copied
         total["fresh"] += sum(size for size in (written, copied / 2) if size > FRESH)
         if op.matrices > 1:
+            total["batched"] += macs
             total["matrix"] += op.matrices * (share if op.spread else 1)
         total["call"] += 1
     if plan.program.last.permutation is not None and not plan.program.straight:

@@ -55,8 +55,8 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN can be asked, and is the faster."""
     return (
         _kernel is not None
+        and ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
         and faster(x.numel(), *reversed(weight.shape))
-        and ordinary(x)
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor

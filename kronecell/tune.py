@@ -1,8 +1,9 @@
 """Which way to run a product. `order="auto"` asks here.
 
-By default the cost model decides, with fixed constants: the same choice in every run and on every machine, so that
-training resumes bit for bit. `kc.tune(module, example)` measures here and now instead, and what it finds is used from
-then on in this process; `save_choices` and `load_choices` carry it to others.
+By default the cost model decides, with constants that depend on the kind of processor alone: the same choice in every
+run, so that training resumes bit for bit. `kc.tune(module, example)` measures here and now instead, and what it finds
+is used from then on in this process; `measure_on_first_use` does so for every product that is met. `save_choices` and
+`load_choices` carry the choices to other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kronecell.atomic import write_atomically
-from kronecell.candidates import Runner, Sharing, candidates, predict, splits
+from kronecell.candidates import PRICES, Runner, Sharing, candidates, predict, splits
 from kronecell.errors import PlanError
 from kronecell.formats.base import Format
 from kronecell.split import Split
@@ -43,6 +44,10 @@ class Product:
         """The candidates for it."""
         choose = splits if self.columns else candidates
         return choose(self.format, self.rows, self.gates, self.shared)
+
+    def predict(self, runner: Runner) -> float:
+        """The price of a candidate in multiply-adds."""
+        return predict(runner, self.rows, self.grad, PRICES.for_dtype(self.dtype))
 
     @property
     def key(self) -> str:
@@ -71,6 +76,7 @@ SAMPLE_SECONDS = 0.001  # quick calls are timed several at a time
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
 _measured: dict[str, dict[str, float | None]] = {}  # product key -> seconds of its candidates, for explain
 _recording: list[Product] | None = None
+_measuring = False
 _edition = 0  # grows whenever a choice may have changed, so that modules can remember theirs cheaply
 
 
@@ -97,7 +103,20 @@ def choose(product: Product) -> Runner:
         name = _chosen.get(product.key)
         if name is not None:
             return _known(product, name)
+    if _measuring and _recording is None and product.device != "meta":
+        return _known(product, _measured_choice(product)[0])
     return product.runners()[_predicted(product)]
+
+
+def measure_on_first_use(on: bool = True) -> None:
+    """From now on measure every product when it is first met, instead of trusting the cost model; or stop that.
+
+    The first call of a layer with a new number of rows (by powers of two) then takes some tenths of a second to
+    seconds. What was measured stays in use until `forget`.
+    """
+    global _measuring
+    _measuring = on
+    _changed()
 
 
 def _known(product: Product, name: str) -> Runner:
@@ -115,7 +134,7 @@ _by_model: dict[Product, str] = {}
 def _predicted(product: Product) -> str:
     if product not in _by_model:
         runners = product.runners()
-        _by_model[product] = min(runners, key=lambda name: predict(runners[name], product.rows, product.grad))
+        _by_model[product] = min(runners, key=lambda name: product.predict(runners[name]))
     return _by_model[product]
 
 
@@ -132,7 +151,7 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     factors = fmt.init(generator, gates=product.gates, shared=product.shared, **options)
     x = torch.randn(rows, fmt.M, generator=generator).to(**options)
     runners = product.runners()
-    price = {name: predict(runner, rows, product.grad) for name, runner in runners.items()}
+    price = {name: product.predict(runner) for name, runner in runners.items()}
     tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
     calls = {name: _call(runners[name], x, factors, product) for name in tried}
     first = {name: _timed(call) for name, call in calls.items()}  # pays for memory too: only a sign
@@ -200,15 +219,19 @@ def tune(
             f"{type(module).__name__} made no compressed product with order='auto'; "
             "tune() is for modules that hold a TensorLinear, LSTM or GRU of this package"
         )
-    results = {}
-    for product in met:
-        choices = measure(product, repeats)
-        seconds = {choice.name: choice.measured for choice in choices}
-        _measured[product.key] = seconds
-        _chosen[product.key] = pick({name: seconds[name] for name in product.runners()})
-        results[product.key] = choices
+    results = {product.key: _measured_choice(product, repeats)[1] for product in met}
     _changed()
     return results
+
+
+def _measured_choice(product: Product, repeats: int = 7) -> tuple[str, list[Choice]]:
+    """Measure a product and remember its fastest candidate."""
+    with torch.autocast(torch.device(product.device).type, enabled=False), torch.inference_mode(False):
+        choices = measure(product, repeats)
+    seconds = {choice.name: choice.measured for choice in choices}
+    _measured[product.key] = seconds
+    _chosen[product.key] = pick({name: seconds[name] for name in product.runners()})
+    return _chosen[product.key], choices
 
 
 def explain(product: Product) -> str:
@@ -221,7 +244,7 @@ def explain(product: Product) -> str:
     width = max(len(key) for key in runners)
     head = f"{'candidate'.ljust(width)}  predicted (million multiply-adds)"
     lines = [product.key, head + ("  measured (ms)" if measured else "")]
-    for price, key in sorted((predict(runner, product.rows, product.grad), key) for key, runner in runners.items()):
+    for price, key in sorted((product.predict(runner), key) for key, runner in runners.items()):
         seconds = measured.get(key)
         shown = "" if not measured else "  " + ("not run" if seconds is None else f"{seconds * 1e3:,.3f}").rjust(13)
         mark = f"  <- chosen by {why}" if key == name else ""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,19 @@ from hypothesis import strategies as st
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
 from kronecell.plan import Plan
-from kronecell.tune import Product, _chosen, choose, explain, forget, load_choices, measure, pick, save_choices
+from kronecell.tune import (
+    Choice,
+    Product,
+    _chosen,
+    choose,
+    explain,
+    forget,
+    load_choices,
+    measure,
+    measure_on_first_use,
+    pick,
+    save_choices,
+)
 from tests.cases import KINDS, dense_product, formats
 
 F64 = torch.float64
@@ -249,6 +263,7 @@ def test_kept_weights_stay_out_of_copies_files_and_training() -> None:
 def no_choices_left_behind() -> object:
     yield
     forget()
+    measure_on_first_use(False)
 
 
 PRODUCT = Product(WIDE, 16, 4, False, grad=False)
@@ -282,6 +297,34 @@ def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved
         assert "chosen by the cost model" in layer.explain(16)
         assert load_choices(path) == 1
         assert choose(product) is candidates(WIDE, 16, 4, False)[taken]
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_with_the_setting_on_a_product_is_measured_when_it_is_first_met(
+    monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
+) -> None:
+    met: list[str] = []
+
+    def spy(product: Product, repeats: int) -> list[Choice]:
+        met.append(product.key)
+        return measure(product, repeats=1)
+
+    monkeypatch.setattr(sys.modules["kronecell.tune"], "measure", spy)  # kronecell.tune is also a function
+    layer, x = kc.TensorLinear(WIDE, gates=4), torch.randn(16, WIDE.M)
+    expected = x @ layer.dense_weight().detach().T + layer.bias.detach()  # type: ignore[union-attr]
+    before = torch.get_rng_state()
+    with mode():
+        layer(x)
+        assert not met
+        measure_on_first_use()
+        for _ in range(2):
+            torch.testing.assert_close(layer(x).detach(), expected, rtol=1e-4, atol=1e-5)
+        assert met == [layer.product(16).key] and "chosen by measurement" in layer.explain(16)
+        layer(x[:3])
+        assert len(met) == 2
+        measure_on_first_use(False)
+        layer(x[:1])
+    assert len(met) == 2 and torch.equal(before, torch.get_rng_state())
 
 
 def test_a_recurrent_layer_is_tuned_through_its_split() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kronecell.candidates import Chunked, predict
+from kronecell.candidates import Chunked
 from kronecell.drawing import draw
 from kronecell.errors import KronecellError, ShapeError
 from kronecell.facts import describe
@@ -135,7 +135,7 @@ def _predicted(question: Question) -> list[dict[str, Any]]:
     rate = machine_rate()
     rows = []
     for name, runner in product.runners().items():
-        price = predict(runner, product.rows, product.grad)
+        price = product.predict(runner)
         rows.append({"name": name, "price": price, "ms": 1e3 * price / rate, "chosen": runner is chosen})
     return sorted(rows, key=lambda row: float(row["price"]))
 
