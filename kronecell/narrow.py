@@ -15,9 +15,9 @@ from torch.autograd import forward_ad
 
 from kronecell.processor import LANES
 
-MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more, BLAS is as good or better; other processors were not measured
+MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more columns BLAS is as good or better
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
-COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 0), LEAST_ELEMENTS.get(LANES, 2**20)
+COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
@@ -39,8 +39,8 @@ def ordinary(x: Tensor) -> bool:
 
 
 def faster(elements: int, depth: int, columns: int) -> bool:
-    """Whether oneDNN is the faster for x of so many elements and sums of so many."""
-    if not 1 < columns <= COLUMNS:
+    """Whether oneDNN is the faster for x of so many elements and sums of so many; not where nobody has measured."""
+    if LANES not in MOST_COLUMNS or not 1 < columns <= COLUMNS:
         return False
     if LANES == 16:
         return depth >= 128 and elements >= ELEMENTS

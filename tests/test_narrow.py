@@ -43,7 +43,7 @@ def test_the_limits_are_those_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, lanes: int, columns: int, depth: int, elements: int, expected: bool
 ) -> None:
     monkeypatch.setattr(narrow, "LANES", lanes)
-    monkeypatch.setattr(narrow, "COLUMNS", narrow.MOST_COLUMNS.get(lanes, 0))
+    monkeypatch.setattr(narrow, "COLUMNS", narrow.MOST_COLUMNS.get(lanes, 16))
     monkeypatch.setattr(narrow, "ELEMENTS", narrow.LEAST_ELEMENTS.get(lanes, 2**20))
     assert narrow.faster(elements, depth, columns) is expected
 
