@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kronecell.lowering import Op, View
 from kronecell.narrow import ordinary
+from kronecell.space import Slot, Space
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,32 @@ def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -
 
 
 def _run(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:
-    if hot.chunk is not None and len(x) > hot.chunk:
+    if hot.chunk is None or len(x) <= hot.chunk:
+        return _end(hot, _lefts(hot.ops[:-1], x, small)[-1], small[-1], bias, straight)
+    parts = x.split(hot.chunk)
+    if not straight and not ordinary(x):
         whole = replace(hot, chunk=None)
-        return torch.cat([_run(whole, part, small, bias, straight) for part in x.split(hot.chunk)])
-    return _end(hot, _lefts(hot.ops[:-1], x, small)[-1], small[-1], bias, straight)
+        return torch.cat([_run(whole, part, small, bias, straight) for part in parts])
+    space, result, done = Space(), None, 0
+    for part in parts:
+        lefts = _lefts(hot.ops[:-1], part, small, space.next_chunk())
+        y = _end(hot, lefts[-1], small[-1], bias, straight, space)
+        result = y.new_empty(len(x), y.shape[1]) if result is None else result
+        result[done : done + len(part)] = y
+        done += len(part)
+    assert result is not None
+    return result
 
 
-def _end(hot: Hot, left: Tensor, operand: Tensor, bias: Tensor | None, straight: bool) -> Tensor:
+def _end(
+    hot: Hot, left: Tensor, operand: Tensor, bias: Tensor | None, straight: bool, space: Space | None = None
+) -> Tensor:
     """The last step with its permutation and the bias."""
     op = hot.ops[-1]
     if not straight:
-        y = hot.last(op.product(left, operand))
+        y = hot.last(op.product(left, operand, space))
         return y if bias is None else y + bias
-    a, b = op.a(left), operand
+    a, b = op.bring(left, space), operand
     y = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     place = y.transpose(0, 1)
     if bias is None:
@@ -87,18 +101,24 @@ class _Hot(torch.autograd.Function):
         of_x, of_bias, *of_small = ctx.needs_input_grad[1:]
         gradient = gradients[0].contiguous()  # that of a sum has one element in memory, which BLAS copies each time
         total: list[Tensor | None] = [None] * len(small)
-        rows, parts = len(gradient), []
+        rows, parts = len(gradient), list[Tensor]()
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
+        plain = ordinary(gradient) and torch._C._has_storage(gradient)  # a batch of gradients has none of its own
+        space = Space() if chunk < rows and plain else None
         for start in range(0, max(rows, 1), max(chunk, 1)):
             now = slice(start, start + chunk)
+            if space is not None:
+                space.next_chunk()
             lefts: Sequence[Tensor | None] = [x, *middle]
             if x is not None and (torch.is_grad_enabled() or not middle):
-                lefts = _lefts(hot.ops[: _last(of_small)], x if chunk == rows else x[now], small)
-            flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total)
-            parts.append(None if flat is None else flat.reshape(-1, *ctx.shape))
+                lefts = _lefts(hot.ops[: _last(of_small)], x if chunk == rows else x[now], small, space)
+            flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total, space)
+            if flat is not None:
+                flat = flat.reshape(-1, *ctx.shape)
+                parts.append(flat if space is None else flat.clone())
         whole = None
         if of_x:
-            whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return None, whole, gradient.sum(0) if of_bias else None, *total
 
 
@@ -107,12 +127,12 @@ def _last(flags: Sequence[bool]) -> int:
     return max((i for i, flag in enumerate(flags) if flag), default=0)
 
 
-def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor | None]) -> list[Tensor]:
+def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor | None], space: Space | None = None) -> list[Tensor]:
     """x, and what it is after every one of these steps."""
     lefts = [x]
     for op, operand in zip(ops, small, strict=False):
         assert operand is not None
-        lefts.append(op.product(lefts[-1], operand))
+        lefts.append(op.product(lefts[-1], operand, space))
     return lefts
 
 
@@ -124,6 +144,7 @@ def _backward(
     of_x: bool,
     of_small: Sequence[bool],
     total: list[Tensor | None],
+    space: Space | None,
 ) -> Tensor | None:
     """The gradient of x, if wanted, from that of the result; those of the small operands are added to `total`."""
     gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
@@ -132,10 +153,18 @@ def _backward(
         whole = op.product_gradient(gradient)
         if of_small[i]:
             assert left is not None
-            total[i] = op.small_gradient(left, whole, total[i])
+            total[i] = op.small_gradient(left, whole, total[i], space)
         if not of_x and not any(of_small[:i]):
             return None
         assert operand is not None
-        gradient = op.big_gradient(operand, whole)
-        gradient = gradient.reshape(hot.ops[i - 1].shape) if i else gradient
+        gradient = op.big_gradient(operand, whole, space)
+        if i:
+            gradient = _regrouped(gradient, hot.ops[i - 1].shape, space, (op.out, "regrouped"))
     return gradient
+
+
+def _regrouped(tensor: Tensor, shape: tuple[int, ...], space: Space | None, slot: Slot) -> Tensor:
+    """tensor.reshape(shape), which may have to copy."""
+    if space is not None and not tensor.is_contiguous():
+        tensor = space.copy(slot, tensor)
+    return tensor.reshape(shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kronecell.narrow import COLUMNS, ELEMENTS, narrow, suits
 from kronecell.network import INPUT, Factor, Network
+from kronecell.space import Slot, Space
 from kronecell.steps import Step
 
 ROW = "row"  # the leg of x that counts rows; its size is only known when x arrives
@@ -80,14 +81,25 @@ class Op:
         small = (self.a if self.swapped else self.b)(right)
         return small.contiguous() if self.narrow else small
 
-    def product(self, left: Tensor, small: Tensor) -> Tensor:
-        """The contraction of the left operand and the right one, laid out."""
-        a, b = (small, self.b(left)) if self.swapped else (self.a(left), small)
+    def bring(self, left: Tensor, space: Space | None = None) -> Tensor:
+        """The left, big operand as the product wants it."""
+        view = self.b if self.swapped else self.a
+        if space is None or not self.copied:
+            return view(left)
+        if self.out not in space.brought:
+            permuted = left.reshape(view.legs).permute(view.permutation or ())
+            space.brought[self.out] = space.copy((self.out, "brought"), permuted).view(view.groups)
+        return space.brought[self.out]
+
+    def product(self, left: Tensor, small: Tensor, space: Space | None = None) -> Tensor:
+        """The contraction of the left operand and the right one, laid out; with a `space` it is not differentiable."""
+        big = self.bring(left, space)
+        a, b = (small, big) if self.swapped else (big, small)
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
         if self.narrow:
             return narrow(a, b)
-        result = torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
+        result = matmul(a, b, space, (self.out, "product"))
         if self.diagonal is not None:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()
@@ -121,14 +133,17 @@ class Op:
         torch.diagonal(whole, 0, *pair).movedim(-1, pair[0]).copy_(gradient)
         return whole.reshape(self.b.groups[0], self.a.groups[0], self.b.groups[2])
 
-    def small_gradient(self, left: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
+    def small_gradient(
+        self, left: Tensor, gradient: Tensor, total: Tensor | None = None, space: Space | None = None
+    ) -> Tensor:
         """Gradient of the right operand as laid out; added to `total`, in place, if that is given."""
+        big = self.bring(left, space)
         if self.spread:
-            return self._spread_gradient(self.b(left), gradient, total)
+            return self._spread_gradient(big, gradient, total)
         if self.swapped:
-            a, b = gradient, self.b(left).mT
+            a, b = gradient, big.mT
         else:
-            a, b = (gradient.t(), self.a(left)) if self.narrow else (self.a(left).mT, gradient)
+            a, b = (gradient.t(), big) if self.narrow else (big.mT, gradient)
         if total is None:
             return a @ b
         return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
@@ -143,12 +158,21 @@ class Op:
         part = torch.bmm(b, gradient.mT).sum(0).t()  # transposing the gradient costs less than transposing b
         return part.contiguous() if total is None else total.add_(part)
 
-    def big_gradient(self, small: Tensor, gradient: Tensor) -> Tensor:
+    def big_gradient(self, small: Tensor, gradient: Tensor, space: Space | None = None) -> Tensor:
         """Gradient of the left operand, with its legs in their order but in any grouping."""
+        slot = (self.out, "gradient")
         if not self.swapped:
-            return self.a.undo(gradient @ (small if self.narrow else small.mT))
+            return self.a.undo(matmul(gradient, small if self.narrow else small.mT, space, slot))
         a = small.mT
-        return self.b.undo(torch.bmm(a.expand(len(gradient), -1, -1), gradient) if self.spread else a @ gradient)
+        return self.b.undo(matmul(a.expand(len(gradient), -1, -1) if self.spread else a, gradient, space, slot))
+
+
+def matmul(a: Tensor, b: Tensor, space: Space | None, slot: Slot) -> Tensor:
+    """The product of two matrices or of two batches of them, in the memory of a slot if there is a space."""
+    multiply = torch.mm if a.ndim == 2 else torch.bmm
+    if space is None:
+        return multiply(a, b)
+    return multiply(a, b, out=space.take(slot, (*a.shape[:-1], b.shape[-1]), a))
 
 
 @dataclass(frozen=True)
