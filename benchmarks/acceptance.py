@@ -160,6 +160,9 @@ def lstm_points(results: dict[str, Any] | None) -> list[Point]:
         nearest = min(peers, key=lambda name: peers[name]["seconds"], default="")
         value = times(peers.get(nearest), case)
         points.append(Point(f"LSTM UCF11 16 x 6, {what}: faster than any peer", value, 5, False, nearest))
+        value = times(peers.get(nearest), cases.get(f"{MAIN} shared"))
+        name = f"LSTM UCF11 16 x 6, {what}, shared as the peer is: faster than any peer"
+        points.append(Point(name, value, 5, False, nearest))
     for dataset, batch, label, target in (("UCF50", 2, "KCP(6,2,2)", 8), ("UCF11", 1, MAIN, 100)):
         case = group(results, dataset=dataset, batch=batch, grad=False, threads=1).get(f"{label} unshared")
         faster = case["faster"]["seconds"] if case and case["faster"] else None

@@ -20,7 +20,7 @@ from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
-CHUNK_ELEMENTS = 2**21  # an intermediate of this size stays in cache, and is worth a call
+CHUNK_ELEMENTS = 2**20  # an intermediate of this size stays in cache, and is worth a call
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory

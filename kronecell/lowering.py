@@ -97,9 +97,9 @@ class Op:
         a, b = (small, big) if self.swapped else (big, small)
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
-        if self.narrow:
+        if self.narrow and (space is None or suits(a, b)):
             return narrow(a, b)
-        result = matmul(a, b, space, (self.out, "product"))
+        result = matmul(a, b.t() if self.narrow else b, space, (self.out, "product"))
         if self.diagonal is not None:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()

@@ -1,0 +1,94 @@
+"""Memory that chunks use again: results do not depend on it, nothing of it leaves a call, and none is fresh."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import kronecell as kc
+from kronecell.candidates import Chunked
+from kronecell.space import Space
+
+F64 = torch.float64
+ROWS, CHUNK = 11, 3
+FORMATS = [
+    kc.KCP((4, 3, 2, 3), (2, 2, 2, 1), 2, 2, 2),
+    kc.TT((4, 3, 2), (2, 2, 2), 2),
+    kc.TR((4, 3, 2), (2, 2, 2), 2),
+    kc.BT((3, 2, 2), (2, 2, 2), 2, P=2),
+    kc.HT((4, 3, 2, 2), (2, 2, 2, 2), 2),
+    kc.CP((4, 3, 2), (2, 2, 2), 3),
+    kc.LowRank((6,), (4,), 2),
+]
+
+
+def test_a_slot_keeps_its_memory_and_grows_when_it_must() -> None:
+    space, like = Space(), torch.zeros(0, dtype=F64)
+    first = space.take(("a", "product"), (4, 3), like)
+    assert first.shape == (4, 3) and first.dtype == F64 and first.is_contiguous()
+    assert space.take(("a", "product"), (2, 3), like).data_ptr() == first.data_ptr()
+    assert space.take(("a", "gradient"), (4, 3), like).data_ptr() != first.data_ptr()
+    assert space.take(("a", "product"), (5, 3), like).shape == (5, 3)
+    turned = torch.randn(3, 4, dtype=F64).t()
+    copied = space.copy(("a", "product"), turned)
+    assert copied.is_contiguous() and torch.equal(copied, turned)
+
+
+@pytest.mark.parametrize("gates", [1, 4])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_chunks_give_what_the_whole_gives_with_every_order_and_form(fmt: kc.Format, gates: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(generator, dtype=F64, gates=gates).items()}
+    x = torch.randn(ROWS, fmt.M, dtype=F64, generator=generator, requires_grad=True)
+    bias = torch.randn(gates * fmt.N, dtype=F64, generator=generator, requires_grad=True)
+    leaves = [x, bias, *factors.values()]
+
+    def results(plan: kc.Plan, chunk: int | None) -> list[Tensor]:
+        y = plan.apply(x, plan.prepare(factors), bias, chunk)
+        with torch.no_grad():
+            inferred = plan.apply(x, plan.prepare(factors), bias, chunk)
+        gradients = torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)
+        return [y, inferred, *(g for g in gradients if g is not None)]
+
+    for order in [name for name in fmt.orders() if name != "naive"] + ["optimal"]:
+        for wide in (False, True):
+            plan = kc.Plan(fmt.network(gates), fmt.plan(order, CHUNK, gates=gates).tree, CHUNK, order, wide)
+            for got, want in zip(results(plan, CHUNK), results(plan, None), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_call_returns_is_not_overwritten_by_the_next(grad: bool) -> None:
+    for fmt in FORMATS:
+        runner = Chunked(fmt.plan("optimal", CHUNK))
+        factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64)
+        x = torch.randn(ROWS, fmt.M, dtype=F64, requires_grad=grad)
+        y = runner.execute(x, factors)
+        kept = [y.detach().clone()]
+        outputs = [y]
+        if grad:
+            outputs.append(torch.autograd.grad(y.sum(), x)[0])
+            kept.append(outputs[1].clone())
+        again = runner.execute(torch.zeros_like(x, requires_grad=grad), factors)
+        if grad:
+            again.sum().backward()
+        for got, want in zip(outputs, kept, strict=True):
+            assert torch.equal(got.detach(), want)
+
+
+def test_chunks_after_the_first_ask_for_little_memory() -> None:
+    fmt = kc.BT((8, 8, 8), (4, 4, 4), 4, P=2)
+    factors = fmt.init(torch.Generator().manual_seed(0))
+
+    def asked(rows: int) -> int:
+        """Bytes that a call takes from the allocator, freed ones included."""
+        x, runner = torch.randn(rows, fmt.M), Chunked(fmt.plan("optimal", 8))
+        with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profile:
+            runner.execute(x, factors)
+        events = profile.profiler.kineto_results.events() if profile.profiler is not None else []
+        return sum(event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0)
+
+    one, many = asked(8), asked(80)
+    output = 80 * fmt.N * 4
+    assert many < one + 4 * output  # ten times the rows, but the intermediates are those of one chunk
