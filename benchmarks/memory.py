@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory [--quick] [--results FOLDER]
 
-The child makes x and the layer, runs a tiny product to load what is loaded once, then reads the peak of its resident
+The child makes x and the layer, runs tiny products to load what is loaded once, then reads the peak of its resident
 memory before and after one forward and backward at full size. Linux only: there the peak can be reset.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import training
+from kronecell import narrow
 
 ROWS = 96
 MEGABYTE = 2**20
@@ -49,6 +51,8 @@ def child(spec: str, shared: bool, rows: int) -> dict[str, float]:
     else:
         layer = kc.TensorLinear(fmt, gates=GATES, shared=shared)
     training(nn.Linear(8, 8), torch.randn(2, 8))()
+    if narrow._kernel is not None:
+        narrow._kernel(torch.randn(8, 8), torch.randn(8, 8), None, "none", [], "")
     x = torch.randn(rows, fmt.M)
     reset_peak()
     before = resident("VmRSS")
@@ -74,10 +78,15 @@ def run(options: Options) -> None:
         {"TT": small_formats()["TT"]} if options.quick else {"dense": kc.Dense((57600,), (256,)), **formats("UCF11")}
     )
     rows, found, lines = ROWS, [], []
-    for label, fmt in known.items():
-        for shared in (False, True) if label != "dense" and not options.quick else (False,):
+    wanted = [
+        (label, shared)
+        for label in known
+        for shared in ((False, True) if label != "dense" and not options.quick else (False,))
+    ]
+    with ThreadPoolExecutor(2) as pool:  # two processes at a time: one does not add to the memory of the other
+        cases = pool.map(lambda case: measure(str(known[case[0]]), case[1], rows), wanted)
+        for (label, shared), case in zip(wanted, cases, strict=True):
             options.say(f"memory: {label} {'shared' if shared else 'unshared'}")
-            case = measure(str(fmt), shared, rows)
             found.append({"format": label, "shared": shared, "rows": rows, **case})
             if "reason" in case:
                 lines.append((label, shared, "", "", f"not run: {case['reason']}"))

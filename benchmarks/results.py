@@ -40,7 +40,9 @@ def machine(threads: Sequence[int] = (1,)) -> str:
     """The machine in general words."""
     kind = {"x86_64": "x86-64", "AMD64": "x86-64", "aarch64": "ARM64"}.get(platform.machine(), platform.machine())
     used = " and ".join(map(str, threads)) + (" thread" if threads == (1,) else " threads")
-    return f"Measured on {os.cpu_count()} cores of a {kind} machine, {used}, torch {torch.__version__}, float32."
+    vectors = torch.backends.cpu.get_cpu_capability()
+    where = f"{os.cpu_count()} cores of a {kind} machine ({vectors})"
+    return f"Measured on {where}, {used}, torch {torch.__version__}, float32."
 
 
 def available_memory() -> float:
