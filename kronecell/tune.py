@@ -70,7 +70,7 @@ class Choice:
     measured: float | None = None
 
 
-TIE = 1.03  # times closer than this are the same
+TIE = 1.05  # times closer than this are the same
 SAMPLE_SECONDS = 0.001  # quick calls are timed several at a time
 
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
