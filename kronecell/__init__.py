@@ -12,7 +12,7 @@ from kronecell.network import Factor, Network
 from kronecell.plan import Plan
 from kronecell.rnn import GRU, LSTM
 from kronecell.suggest import suggest
-from kronecell.tune import tune
+from kronecell.tune import measure_on_first_use, tune
 
 __version__ = "0.1.0"
 
@@ -46,6 +46,7 @@ __all__ = [
     "export_onnx",
     "factorize",
     "load",
+    "measure_on_first_use",
     "parse",
     "save",
     "suggest",

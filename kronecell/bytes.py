@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
+from kronecell.narrow import autocast_off
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
@@ -59,8 +60,9 @@ class _ByteProduct(torch.autograd.Function):
             return None, None, None
         total: Tensor | None = None
         each, start = len(gradient) // max(1, len(x)), 0  # rows of the result that a row of x makes
-        for part in _chunks(x, small):
-            stop = start + each * len(part)
-            total = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], total)
-            start = stop
+        with autocast_off(gradient):  # the dtype was settled in the forward
+            for part in _chunks(x, small):
+                stop = start + each * len(part)
+                total = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], total)
+                start = stop
         return None, total, None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op, View
-from kronecell.narrow import ordinary
+from kronecell.narrow import autocast_off, ordinary
 from kronecell.space import Slot, Space
 
 
@@ -95,11 +95,16 @@ class _Hot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_off(gradients[0]):  # the dtype was settled in the forward
+            return _Hot._backward(ctx, gradients[0])
+
+    @staticmethod
+    def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hot: Hot = ctx.hot
         x, *others = ctx.saved_tensors
         small, middle = others[: len(hot.ops)], others[len(hot.ops) :]
         of_x, of_bias, *of_small = ctx.needs_input_grad[1:]
-        gradient = gradients[0].contiguous()  # that of a sum has one element in memory, which BLAS copies each time
+        gradient = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
         total: list[Tensor | None] = [None] * len(small)
         rows, parts = len(gradient), list[Tensor]()
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk

@@ -42,7 +42,8 @@ class Kept:
         key = (_steps, [(t.data_ptr(), t._version, t.dtype) for t in tensors])
         held = self._held  # read once and written once: other threads may run the same layer
         if held is None or held[1] != key or any(old is not new for old, new in zip(held[0], tag, strict=True)):
-            held = (tag, key, tensors, make())  # the tensors are held so that no other can come to lie at their address
+            pins = [t.detach() for t in tensors]  # their memory is held so that nothing else can come to its address
+            held = (tag, key, pins, make())
             self._held = held
         made: Made = held[3]
         return made
@@ -59,5 +60,6 @@ class Kept:
 
 
 def _plain(tensors: list[Tensor]) -> bool:
-    """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version."""
-    return not [t for t in tensors if type(t) is not nn.Parameter or t.is_inference() or t.is_meta]
+    """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version, nor
+    tensors that another process may change."""
+    return not [t for t in tensors if type(t) is not nn.Parameter or t.is_inference() or t.is_meta or t.is_shared()]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from kronecell.candidates import Runner, candidates, predict, splits
 from kronecell.errors import ShapeError
 from kronecell.formats import Format, Shared, parse
 from kronecell.kept import Kept
+from kronecell.narrow import autocast_off
 from kronecell.network import Network
 from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
@@ -170,9 +170,13 @@ class TensorLinear(nn.Module):
         """x W plus the layer's bias, or plus the one given."""
         return self.project(x, self.bias if bias is None else bias)
 
+    def drop_kept(self) -> None:
+        """Forget the products of weights: needed only after edits through `parameter.data`, which torch hides."""
+        self._kept.drop()
+
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; what is kept of products of weights is dropped."""
-        self._kept.drop()
+        self.drop_kept()
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -324,10 +328,3 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a product with x is made."""
     return autocast_dtype(x) or x.dtype
-
-
-@contextmanager
-def autocast_off(like: Tensor) -> Iterator[None]:
-    """No autocast on this tensor's device."""
-    with torch.autocast(like.device.type, enabled=False):
-        yield

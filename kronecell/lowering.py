@@ -84,10 +84,10 @@ class Op:
     def bring(self, left: Tensor, space: Space | None = None) -> Tensor:
         """The left, big operand as the product wants it."""
         view = self.b if self.swapped else self.a
-        if space is None or not self.copied:
+        if space is None or not self.copied or view.permutation is None:
             return view(left)
         if self.out not in space.brought:
-            permuted = left.reshape(view.legs).permute(view.permutation or ())
+            permuted = left.reshape(view.legs).permute(view.permutation)
             space.brought[self.out] = space.copy((self.out, "brought"), permuted).view(view.groups)
         return space.brought[self.out]
 

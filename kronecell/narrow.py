@@ -6,6 +6,7 @@ reads x where it lies. Which is faster where was measured on one core (benchmark
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,13 @@ def ordinary(x: Tensor) -> bool:
         or torch.jit.is_tracing()
         or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type))
     )
+
+
+def autocast_off(like: Tensor) -> AbstractContextManager[Any]:
+    """No autocast on this tensor's device; there are devices for which torch cannot even be asked for none."""
+    kind = like.device.type
+    on = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def faster(elements: int, depth: int, columns: int) -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kronecell.narrow import ordinary
 
@@ -77,6 +77,7 @@ def can_pack(tensors: Sequence[Tensor]) -> bool:
         and ordinary(tensors[0])
         and tensors[0].numel() > 0
         and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
     )
 
 

@@ -160,9 +160,6 @@ class Recurrent(nn.Module):
                 getattr(self, "bias_ih" + end)[keep] = self.forget_bias
                 getattr(self, "bias_hh" + end)[keep] = 0.0
 
-    def flatten_parameters(self) -> None:
-        """Does nothing; here so that code written for torch.nn runs."""
-
     # Forward -----------------------------------------------------------------------------------------------------
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
@@ -221,25 +218,36 @@ class Recurrent(nn.Module):
 
     def _packed(self, end: str, native: NativeInput, state: State) -> Packed | None:
         """The weights packed for the kernel, kept until a parameter changes; None where torch must be asked."""
-        if self.GATES != 4 or self.proj_size or self.training or torch.is_grad_enabled():
-            return None
         source, weight_ih, out = native
-        if not can_pack((source, weight_ih, state[0])):
+        free = not (self.training or torch.is_grad_enabled() or self.proj_size) and self.GATES == 4
+        if not free or not can_pack((source, weight_ih, state[0])):
+            self._kept[end].drop()
             return None
         hidden: Weight = getattr(self, "weight_hh" + end)
-        parameters = [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
-        if isinstance(weight_ih, nn.Parameter):
+        parameters: list[Tensor] = [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
+        if not isinstance(getattr(self, "weight_ih" + end), TensorLinear):
             parameters.append(weight_ih)
         batch = source.shape[1]
         return self._kept[end].get(
             (out, batch == 1), parameters, False, lambda: pack(weight_ih, self._dense_hidden(end), batch)
         )
 
-    def train(self: Self, mode: bool = True) -> Self:
-        """As torch's; packed weights are dropped."""
+    def flatten_parameters(self) -> None:
+        """Drops what is kept of the weights: needed only after edits through `parameter.data`, which torch hides."""
         for kept in self._kept.values():
             kept.drop()
+        for weight in self.children():
+            if isinstance(weight, TensorLinear):
+                weight.drop_kept()
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """As torch's; packed weights are dropped."""
+        self.flatten_parameters()
         return super().train(mode)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kept = {end: Kept() for end in self._ends()}
 
     def _way(self, layer: int, x: Tensor, steps: int | torch.SymInt) -> str:
         """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise."""
@@ -248,8 +256,8 @@ class Recurrent(nn.Module):
             if has_node and self._thin(layer):
                 return "onnx"
             return "loop" if isinstance(steps, int) and steps == 1 else "scan"
-        if torch.compiler.is_compiling():
-            return "loop"  # the native kernel has no graph that the compiler could differentiate
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return "loop"  # the native kernel has no graph that the compiler could differentiate, and no batches
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
         return self.recurrences[layer]

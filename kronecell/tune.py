@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -149,7 +150,7 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     generator = torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"dtype": product.dtype, "device": product.device}
     factors = fmt.init(generator, gates=product.gates, shared=product.shared, **options)
-    x = torch.randn(rows, fmt.M, generator=generator).to(**options)
+    x = torch.randn(rows, fmt.M, generator=generator, device="cpu").to(**options)
     runners = product.runners()
     price = {name: product.predict(runner) for name, runner in runners.items()}
     tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
@@ -226,8 +227,10 @@ def tune(
 
 def _measured_choice(product: Product, repeats: int = 7) -> tuple[str, list[Choice]]:
     """Measure a product and remember its fastest candidate."""
-    with torch.autocast(torch.device(product.device).type, enabled=False), torch.inference_mode(False):
-        choices = measure(product, repeats)
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # a new thread has none of the modes, contexts and hooks that may be active here
+        choices = pool.submit(measure, product, repeats).result()
     seconds = {choice.name: choice.measured for choice in choices}
     _measured[product.key] = seconds
     _chosen[product.key] = pick({name: seconds[name] for name in product.runners()})

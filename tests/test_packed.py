@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils import prune
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrizations, prune
 
 import kronecell as kc
 from kronecell import recurrence
@@ -85,6 +86,87 @@ def test_packed_weights_follow_every_change_of_the_parameters(monkeypatch: pytes
     assert torch.equal(y, expected) and not torch.equal(y, before)
 
 
+def _norm(rnn: kc.LSTM) -> None:
+    parametrizations.weight_norm(rnn, "weight_ih_l0")
+
+
+DENSE_CHANGES: dict[str, tuple[Callable[[kc.LSTM], object], Callable[[kc.LSTM], object]]] = {
+    "in place": (lambda rnn: None, lambda rnn: rnn.weight_ih_l0.mul_(2)),
+    "pruned": (lambda rnn: None, lambda rnn: prune.l1_unstructured(rnn, "weight_ih_l0", 0.5)),
+    "pruned again": (
+        lambda rnn: prune.l1_unstructured(rnn, "weight_ih_l0", 0.3),
+        lambda rnn: prune.l1_unstructured(rnn, "weight_ih_l0", 0.6),
+    ),
+    "weight norm": (_norm, lambda rnn: rnn.parametrizations.weight_ih_l0.original0.mul_(3)),
+    "data and flatten_parameters": (
+        lambda rnn: None,
+        lambda rnn: (rnn.weight_ih_l0.data.mul_(2), rnn.flatten_parameters()),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", DENSE_CHANGES)
+def test_packed_weights_follow_every_change_of_a_dense_input_matrix(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    torch.manual_seed(0)
+    rnn = kc.LSTM(36, 48)
+    first, second = DENSE_CHANGES[change]
+    x = torch.randn(6, 5, 36)
+    with torch.no_grad():
+        first(rnn)
+        rnn.eval()
+        before, _ = rnn(x)
+        second(rnn)
+        y, _ = rnn(x)
+        monkeypatch.setattr(recurrence, "_pack", None)
+        expected, _ = rnn(x)
+    assert torch.equal(y, expected) and not torch.equal(y, before)
+
+
+def test_a_matrix_given_for_one_call_is_not_kept() -> None:
+    rnn, x = kc.LSTM(36, 48).eval(), torch.randn(6, 5, 36)
+    with torch.no_grad():
+        zeros, ones = (
+            torch.func.functional_call(rnn, {"weight_ih_l0": weight}, (x,))[0]
+            for weight in (torch.zeros(192, 36), torch.ones(192, 36))
+        )
+    assert not torch.equal(zeros, ones)
+
+
+@pytest.mark.parametrize("name", ["weight_hh_l0", "weight_ih_l0.A1"])
+def test_other_memory_for_a_parameter_is_seen_even_at_an_old_address(name: str) -> None:
+    torch.manual_seed(0)
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER).eval(), torch.randn(6, 5, 36)
+    parameter = rnn.get_parameter(name)
+    theta = parameter.detach().clone()
+    for _ in range(20):
+        parameter.data = theta + torch.randn_like(theta)
+        with torch.no_grad():
+            y, _ = rnn(x)
+            expected, _ = copy.deepcopy(rnn)(x)
+        parameter.data = theta
+        assert torch.equal(y, expected)
+
+
+def test_what_another_process_may_change_is_not_kept() -> None:
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER).eval(), torch.randn(6, 5, 36)
+    rnn.share_memory()
+    with torch.no_grad():
+        rnn(x)
+    assert not held(rnn) and not rnn.weight_ih_l0._kept._held
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 36), (4, 3, 36)])
+def test_transforms_and_tensors_without_data_do_not_meet_the_private_kernel(shape: tuple[int, ...]) -> None:
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER).eval(), torch.randn(2, *shape)
+    with torch.no_grad():
+        expected = torch.stack([rnn(part)[0] for part in x])
+        torch.testing.assert_close(torch.vmap(lambda part: rnn(part)[0])(x), expected)
+        with FakeTensorMode():
+            assert kc.LSTM(36, 48, recurrence="native").eval()(torch.randn(shape))[0].shape == (*shape[:2], 48)
+
+
 def test_packed_weights_stay_out_of_copies_files_training_and_gradients() -> None:
     rnn = kc.LSTM(36, 48, input_format=LAYER).eval()
     x = torch.randn(6, 5, 36)
@@ -95,6 +177,9 @@ def test_packed_weights_stay_out_of_copies_files_training_and_gradients() -> Non
     assert "packed" not in " ".join(rnn.state_dict())
     rnn.train()
     assert not held(rnn)
+    rnn.eval()
+    with torch.no_grad():
+        rnn(x)
     rnn(x)[0].sum().backward()
     assert not held(rnn) and rnn.weight_hh_l0.grad is not None
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.candidates import Chunked
+from kronecell.candidates import Chunked, candidates
 from kronecell.space import Space
 
 F64 = torch.float64
@@ -92,3 +92,36 @@ def test_chunks_after_the_first_ask_for_little_memory() -> None:
     one, many = asked(8), asked(80)
     output = 80 * fmt.N * 4
     assert many < one + 4 * output  # ten times the rows, but the intermediates are those of one chunk
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_copy_that_permutes_nothing_is_made_too(grad: bool) -> None:
+    """A summed leg of size 1 leaves no side of the matrix with stride one, though its legs are in order."""
+    fmt = kc.TR((2, 8, 4), (2, 2, 2), 1)
+    factors = fmt.init(torch.Generator().manual_seed(0), dtype=F64, gates=4)
+    x = torch.randn(4, fmt.M, dtype=F64)
+    W = fmt.to_dense(factors, gates=4)
+    expected = torch.cat([x @ W[gate] for gate in range(4)], 1)
+    for runner in candidates(fmt, 1, 4, False).values():
+        if isinstance(runner, kc.Plan):
+            leaves = {name: tensor.requires_grad_(grad) for name, tensor in factors.items()}
+            y = runner.apply(x, runner.prepare(leaves), None, chunk=1)
+            torch.testing.assert_close(y.detach(), expected, rtol=1e-12, atol=1e-12)
+            if grad:
+                y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_backward_inside_autocast_of_a_forward_outside_it_keeps_the_dtype(dtype: torch.dtype) -> None:
+    fmt = kc.TT((4, 3, 2), (2, 2, 2), 2)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0)).items()}
+    x = torch.randint(0, 256, (ROWS, fmt.M), dtype=torch.uint8).to(dtype)
+    plan = fmt.plan("optimal", CHUNK)
+
+    def gradients(autocast: bool) -> tuple[Tensor, ...]:
+        y = plan.apply(x, plan.prepare(factors), None, CHUNK)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            return torch.autograd.grad(y.sum(), [*factors.values()])
+
+    for got, want in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(got, want)

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates, predict, splits
@@ -325,6 +327,40 @@ def test_with_the_setting_on_a_product_is_measured_when_it_is_first_met(
         measure_on_first_use(False)
         layer(x[:1])
     assert len(met) == 2 and torch.equal(before, torch.get_rng_state())
+
+
+def _checkpointed(layer: kc.TensorLinear, x: torch.Tensor) -> object:
+    return checkpoint(layer, x.requires_grad_(), use_reentrant=False).sum().backward()
+
+
+def _counted(layer: kc.TensorLinear, x: torch.Tensor) -> object:
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert counter.get_total_flops() <= 2 * len(x) * WIDE.M * WIDE.N
+    return None
+
+
+def _in_meta(layer: kc.TensorLinear, x: torch.Tensor) -> object:
+    with torch.device("meta"):
+        return layer(x)
+
+
+MEASURED_IN: dict[str, Callable[[kc.TensorLinear, torch.Tensor], object]] = {
+    "a checkpoint": _checkpointed,
+    "vmap": lambda layer, x: torch.vmap(layer)(x.unsqueeze(0)),
+    "torch.func.grad": lambda layer, x: torch.func.grad(lambda x: layer(x).sum())(x),
+    "a counter of flops": _counted,
+    "another default device": _in_meta,
+    "autocast": lambda layer, x: torch.autocast("cpu", dtype=torch.bfloat16)(layer)(x),
+}
+
+
+@pytest.mark.parametrize("context", MEASURED_IN)
+def test_measuring_on_first_use_does_not_take_part_in_what_surrounds_it(context: str) -> None:
+    layer = kc.TensorLinear(WIDE)
+    measure_on_first_use()
+    MEASURED_IN[context](layer, torch.randn(4, WIDE.M))
+    assert _chosen
 
 
 def test_a_recurrent_layer_is_tuned_through_its_split() -> None:
