@@ -21,6 +21,7 @@ from kronecell.split import Split, thin_split
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
 CHUNK_ELEMENTS = 2**20  # an intermediate of this size stays in cache, and is worth a call
+FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
@@ -64,7 +65,7 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
         if name != "naive":
             plans[name] = fmt.plan(name, rows, gates=gates, shared=shared)
     for traffic in TRAFFICS:
-        name = f"optimal/{traffic}" if traffic else "optimal"
+        name = _optimal_name(traffic)
         plan = Plan(network, optimal(network, rows, traffic), rows, name)
         if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
             plans[name] = plan
@@ -75,12 +76,22 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
         if gates > 1 and any(op.diagonal for op in wide.program.hot):
             plans[f"{name} wide"] = wide
     found: dict[str, Runner] = {**plans}
+    if rows > FEW_ROWS:  # what pays for many rows may be too much to read again for every chunk of them
+        for traffic in TRAFFICS:
+            name = f"{_optimal_name(traffic)} for {FEW_ROWS} rows"
+            plan = Plan(network, optimal(network, FEW_ROWS, traffic), rows, name)
+            if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
+                plans[name] = plan
     for name, plan in plans.items():
         chunk = max(1, CHUNK_ELEMENTS // max(1, _per_row(plan)))
         if chunk < rows:
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
     found |= splits(fmt, rows, gates, shared)
     return found
+
+
+def _optimal_name(traffic: int) -> str:
+    return f"optimal/{traffic}" if traffic else "optimal"
 
 
 def _per_row(plan: Plan) -> int:

@@ -278,6 +278,15 @@ def test_the_model_chooses_the_cheapest_prediction_every_time() -> None:
     assert choose(PRODUCT) is choose(PRODUCT)
 
 
+def test_chunks_of_many_rows_may_take_the_order_that_is_best_for_few() -> None:
+    fmt = kc.BT((4, 4, 4, 4), (4, 4, 4, 4), 4, P=2)
+    few, many = (candidates(fmt, rows, 4, False) for rows in (128, 4096))
+    names = [name for name in many if "for 128 rows" in name]
+    assert names and all(name.endswith("in chunks") for name in names)
+    trees = [runner.tree for runner in few.values() if isinstance(runner, Plan)]
+    assert all(many[name].plan.tree in trees for name in names)  # type: ignore[union-attr]
+
+
 def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved(tmp_path: Path) -> None:
     layer = kc.TensorLinear(WIDE, gates=4).eval()
     x = torch.zeros(16, WIDE.M)
