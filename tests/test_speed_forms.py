@@ -279,8 +279,8 @@ def test_the_model_chooses_the_cheapest_prediction_every_time() -> None:
 
 
 def test_chunks_of_many_rows_may_take_the_order_that_is_best_for_few() -> None:
-    fmt = kc.BT((4, 4, 4, 4), (4, 4, 4, 4), 4, P=2)
-    few, many = (candidates(fmt, rows, 4, False) for rows in (128, 4096))
+    fmt = kc.BT((8, 20, 20, 18), (4, 4, 4, 4), 4, P=2)
+    few, many = (candidates(fmt, rows, 4, False) for rows in (128, 512))
     names = [name for name in many if "for 128 rows" in name]
     assert names and all(name.endswith("in chunks") for name in names)
     trees = [runner.tree for runner in few.values() if isinstance(runner, Plan)]
