@@ -63,8 +63,8 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
     calls = calls_of(tried, fmt, rows, shared, grad)
     seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP).items()}
-    tuned = pick({name: seconds[name] for name in runners if name in seconds})
     model = min(price, key=lambda name: price[name])
+    tuned = pick({name: seconds[name] for name in runners if name in seconds}, model)
     paper = paper_order(fmt) or next(iter(fmt.orders()))
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
     if paper in seconds and seconds[paper] <= 4 * seconds[tuned] and paper not in serious:

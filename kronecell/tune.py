@@ -72,6 +72,7 @@ class Choice:
 
 
 TIE = 1.05  # times closer than this are the same
+CLEAR = 1.1  # what a measurement must gain to overrule the model: noise alone gains more than TIE now and then
 SAMPLE_SECONDS = 0.001  # quick calls are timed several at a time
 
 _chosen: dict[str, str] = {}  # product key -> name of the runner, from measurements
@@ -168,10 +169,13 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     return sorted(found, key=lambda choice: float("inf") if choice.measured is None else choice.measured)
 
 
-def pick(seconds: Mapping[str, float | None]) -> str:
-    """The fastest; of those that a measurement cannot tell from it the first, which are the format's own orders."""
+def pick(seconds: Mapping[str, float | None], predicted: str | None = None) -> str:
+    """The fastest, unless a measurement can hardly tell it from another: then that which the model predicted, or the
+    first of those that are equal, which are the format's own orders."""
     known = {name: value for name, value in seconds.items() if value is not None}
     best = min(known.values())
+    if predicted in known and known[predicted] <= CLEAR * best:
+        return predicted
     return next(name for name, value in known.items() if value <= TIE * best)
 
 
@@ -233,7 +237,7 @@ def _measured_choice(product: Product, repeats: int = 7) -> tuple[str, list[Choi
         choices = pool.submit(measure, product, repeats).result()
     seconds = {choice.name: choice.measured for choice in choices}
     _measured[product.key] = seconds
-    _chosen[product.key] = pick({name: seconds[name] for name in product.runners()})
+    _chosen[product.key] = pick({name: seconds[name] for name in product.runners()}, _predicted(product))
     return _chosen[product.key], choices
 
 

@@ -299,7 +299,9 @@ def test_tuning_measures_every_candidate_and_its_choice_is_used_and_can_be_saved
     with torch.no_grad():
         product = layer.product(16)
         seconds = {choice.name: choice.measured for choice in choices}
-        taken = pick({name: seconds[name] for name in candidates(WIDE, 16, 4, False)})
+        runners = candidates(WIDE, 16, 4, False)
+        model = min(runners, key=lambda name: product.predict(runners[name]))
+        taken = pick({name: seconds[name] for name in runners}, model)
         assert choose(product) is candidates(WIDE, 16, 4, False)[taken]
         assert "chosen by measurement" in layer.explain(16) and "measured (ms)" in layer.explain(16)
         path = tmp_path / "choices.json"
@@ -408,6 +410,12 @@ def test_of_equal_times_the_first_is_picked_and_what_was_not_run_never() -> None
     assert pick({"own": 1.02, "optimal": 1.0, "split": 0.995}) == "own"
     assert pick({"own": 1.1, "optimal": 1.0, "split": 0.995}) == "optimal"
     assert pick({"own": None, "optimal": 2.0, "split": 1.0}) == "split"
+
+
+def test_a_measurement_must_be_clear_to_overrule_the_model() -> None:
+    assert pick({"own": 1.0, "optimal": 1.09}, "optimal") == "optimal"
+    assert pick({"own": 1.0, "optimal": 1.2}, "optimal") == "own"
+    assert pick({"own": 1.0, "optimal": None}, "optimal") == "own"
 
 
 def test_measure_sorts_by_time() -> None:
