@@ -61,5 +61,7 @@ class Kept:
 
 def _plain(tensors: list[Tensor]) -> bool:
     """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version, nor
-    tensors that another process may change."""
-    return not [t for t in tensors if type(t) is not nn.Parameter or t.is_inference() or t.is_meta or t.is_shared()]
+    tensors that another process may change (torch calls all tensors on a GPU shared)."""
+    return all(
+        type(t) is nn.Parameter and not (t.is_inference() or t.is_meta or (t.is_cpu and t.is_shared())) for t in tensors
+    )
