@@ -29,7 +29,6 @@ from kronecell.tune import (
     save_choices,
 )
 
-
 WIDE = kc.KCP((8, 6, 6, 8), (2, 2, 2, 2), 3, 2, 2)
 
 
