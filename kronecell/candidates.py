@@ -127,8 +127,10 @@ def splits(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) -> d
 class Prices:
     """The cost model, in multiply-adds: what an element moved, a matrix product started and a call cost.
 
-    `batched` is what a multiply-add costs more in a batch of small matrices than in one large product. Fitted to
-    timings of all candidates of all formats, in float32, on one machine of each kind; see benchmarks/prices.py.
+    `batched` is what a multiply-add costs more in a batch of small matrices than in one large product. The constants
+    are those with which the model's choices lose least time over the candidates of all formats at the paper's shape,
+    in float32, on one machine of each kind: with AVX-512 found by benchmarks/prices.py (before there was `batched`),
+    with AVX2 by a random search over timings taken alike. They are judged on the shapes they were chosen for.
     """
 
     batched: float = 0.0

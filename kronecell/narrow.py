@@ -52,9 +52,8 @@ def faster(elements: int, depth: int, columns: int) -> bool:
         return False
     if LANES == 16:
         return depth >= 128 and elements >= ELEMENTS
-    if (
-        columns <= LANES
-    ):  # half a register is worth it for short sums only: BLAS is good at columns that are dot products
+    if columns <= LANES:
+        # Half a register is worth it for short sums only: long ones BLAS makes as dot products, at full speed.
         return (columns > LANES // 2 or depth <= 64) and depth >= 8 and elements >= ELEMENTS // 4
     return depth >= 8 and elements >= ELEMENTS
 

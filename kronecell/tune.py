@@ -231,9 +231,8 @@ def tune(
 
 def _measured_choice(product: Product, repeats: int = 7) -> tuple[str, list[Choice]]:
     """Measure a product and remember its fastest candidate."""
-    with ThreadPoolExecutor(
-        1
-    ) as pool:  # a new thread has none of the modes, contexts and hooks that may be active here
+    # A new thread has none of the modes, contexts and hooks that may be active here.
+    with ThreadPoolExecutor(1) as pool:
         choices = pool.submit(measure, product, repeats).result()
     seconds = {choice.name: choice.measured for choice in choices}
     _measured[product.key] = seconds
