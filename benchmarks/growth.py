@@ -146,7 +146,9 @@ def plot(curves: list[Curve]) -> str:
         axis.set_xticks(values, [f"$2^{{{v.bit_length() - 1}}}$" if v > 1024 else str(v) for v in values])
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter(NullFormatter())
+        low, high = axis.get_ylim()
+        short = high < 10 * low  # then there may be no power of ten to label
+        axis.yaxis.set_minor_formatter("{x:g}" if short else NullFormatter())
         axis.set_xlabel(quantity)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
