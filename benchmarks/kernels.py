@@ -1,4 +1,4 @@
-"""Which kernel where: oneDNN or BLAS for products of few columns; ways to run the recurrence without gradients.
+"""Which kernel where: BLAS, oneDNN or compiled for products of few columns; ways to run the recurrence.
 
     python -m benchmarks.kernels [--quick] [--results FOLDER]
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +17,40 @@ from torch import Tensor
 
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell import narrow
+from kronecell import compiled, narrow
 from kronecell.recurrence import State, Step, can_pack, lstm_step, pack, run_loop, run_native, run_packed
 
-PRODUCTS = [(160, 360), (960, 360), (15360, 360), (61440, 360), (96, 57600), (15360, 128), (15360, 20), (96, 1024)]
-COLUMNS = (1, 4, 8, 16, 32, 64)
+PRODUCTS = [(160, 360), (960, 360), (15360, 360), (61440, 360), (96, 57600)]
+PRODUCTS += [(15360, 128), (276480, 20), (15360, 20), (96, 1024), (768, 1024)]
+COLUMNS = (1, 2, 4, 8, 16, 32, 64)
 HIDDEN = (64, 256, 1024, 2304)
 SEQUENCES = ((1, 1), (6, 1), (6, 2), (1, 16), (6, 16), (20, 16))  # steps, batch
 
 
-def products(quick: bool) -> list[dict[str, float | bool]]:
-    """x (rows, depth) times a few columns by both kernels."""
-    found: list[dict[str, float | bool]] = []
+def products(quick: bool) -> list[dict[str, Any]]:
+    """x (rows, depth) times a few columns, and the gradient of those, by all kernels."""
+    found: list[dict[str, Any]] = []
     for rows, depth in PRODUCTS[:1] if quick else PRODUCTS:
         for columns in COLUMNS[:2] if quick else COLUMNS:
-            x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
-            cases: dict[str, Call] = {"BLAS": inference(lambda x=x, w=weight: F.linear(x, w))}
+            x, weight, gradient = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(rows, columns)
+            cases: dict[str, Call] = {
+                "BLAS": lambda x=x, w=weight: F.linear(x, w),
+                "gradient, BLAS": lambda x=x, g=gradient: g.t() @ x,
+            }
             if narrow._kernel is not None:
-                onednn = partial(narrow._kernel, x, weight, None, "none", [], "")
-                cases["oneDNN"] = inference(onednn)
-            samples = interleave(cases, 1 if quick else 9, 0.2)
+                cases["oneDNN"] = partial(narrow._kernel, x, weight, None, "none", [], "")
+            if compiled.library is not None:
+                cases["compiled"] = partial(compiled.few_columns, x, weight)
+                if depth >= compiled.LEAST_DEPTH:
+                    cases["gradient, compiled"] = partial(compiled.column_sums, x, gradient)
+            samples = interleave({name: inference(call) for name, call in cases.items()}, 1 if quick else 9, 0.1)
             seconds = {name: median(values) for name, values in samples.items()}
-            taken = narrow.suits(x, weight)
-            found.append({"rows": rows, "depth": depth, "columns": columns, "oneDNN taken": taken, **seconds})
+            taken = "BLAS"
+            if narrow.compiled_suits(x, weight, columns):
+                taken = "compiled"
+            elif narrow.suits(x, weight):
+                taken = "oneDNN"
+            found.append({"rows": rows, "depth": depth, "columns": columns, "taken": taken, **seconds})
     return found
 
 
@@ -68,16 +80,16 @@ def _loop(step: Step, source: Tensor, out: Tensor, bias: Tensor, state: State) -
     return run_loop(step, F.linear(source, out, bias), None, state)
 
 
-def product_lines(found: list[dict[str, float | bool]]) -> str:
-    """Milliseconds of both kernels, and how much the one taken loses."""
+def product_lines(found: list[dict[str, Any]]) -> str:
+    """Milliseconds of all kernels, and how much the one taken loses."""
+    kernels = ("BLAS", "oneDNN", "compiled", "gradient, BLAS", "gradient, compiled")
     rows = []
     for case in found:
-        if "oneDNN" in case:
-            taken = "oneDNN" if case["oneDNN taken"] else "BLAS"
-            lost = case[taken] / min(case["BLAS"], case["oneDNN"])
-            times = (f"{case['BLAS'] * 1e3:.3f}", f"{case['oneDNN'] * 1e3:.3f}")
-            rows.append((case["rows"], case["depth"], case["columns"], *times, taken, f"{lost:.2f}"))
-    return table(("rows", "depth", "columns", "BLAS, ms", "oneDNN, ms", "taken", "over the faster"), rows)
+        times = (f"{case[kernel] * 1e3:.3f}" if kernel in case else "" for kernel in kernels)
+        lost = case[case["taken"]] / min(case[kernel] for kernel in kernels[:3] if kernel in case)
+        rows.append((case["rows"], case["depth"], case["columns"], *times, case["taken"], f"{lost:.2f}"))
+    head = (f"{kernel}, ms" for kernel in kernels)
+    return table(("rows", "depth", "columns", *head, "taken", "over the fastest"), rows)
 
 
 def recurrence_lines(found: list[dict[str, float | bool]]) -> str:

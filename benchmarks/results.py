@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kronecell import compiled
 from kronecell.atomic import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -42,7 +43,8 @@ def machine(threads: Sequence[int] = (1,)) -> str:
     used = " and ".join(map(str, threads)) + (" thread" if threads == (1,) else " threads")
     vectors = torch.backends.cpu.get_cpu_capability()
     where = f"{os.cpu_count()} cores of a {kind} machine ({vectors})"
-    return f"Measured on {where}, {used}, torch {torch.__version__}, float32."
+    kernels = "with" if compiled.library is not None else "without"
+    return f"Measured on {where}, {used}, torch {torch.__version__}, float32, {kernels} the compiled kernels."
 
 
 def available_memory() -> float:

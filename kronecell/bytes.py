@@ -1,5 +1,7 @@
 """The first product with uint8 input: bytes become numbers a few rows at a time, and no float copy of x is kept.
 
+Where the compiled kernels suit, they do that in registers; else it is done here, chunk by chunk.
+
 A byte b stands for b / 255, as everywhere in imaging; the division is folded into the small operand.
 """
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
-from kronecell.narrow import autocast_off
+from kronecell.narrow import autocast_off, narrow, narrow_gradient, reads_bytes
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
@@ -31,6 +33,11 @@ def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
     return [*x.split(-(-max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
 
 
+def _whole(x: Tensor, small: Tensor, op: Op) -> bool:
+    """Whether a kernel takes the bytes as they are; `small` is the other operand or the gradient of the product."""
+    return op.narrow and op.a.permutation is None and reads_bytes(op.a(x), small, op.b.groups[0])
+
+
 class _ByteProduct(torch.autograd.Function):
     """Saves the bytes, not the floats; the backward converts them again, chunk by chunk."""
 
@@ -38,6 +45,8 @@ class _ByteProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, small: Tensor, op: Op) -> Tensor:
         ctx.save_for_backward(x, small)
         ctx.op = op
+        if _whole(x, small, op):
+            return narrow(op.a(x), small)
         parts = _chunks(x, small)
         buffer = torch.empty(parts[0].shape, dtype=small.dtype, device=small.device)  # one for all: no fresh memory
         first = op.product(buffer.copy_(parts[0]), small)
@@ -61,6 +70,8 @@ class _ByteProduct(torch.autograd.Function):
         total: Tensor | None = None
         each, start = len(gradient) // max(1, len(x)), 0  # rows of the result that a row of x makes
         with autocast_off(gradient):  # the dtype was settled in the forward
+            if _whole(x, gradient, ctx.op):
+                return None, narrow_gradient(ctx.op.a(x), gradient), None
             for part in _chunks(x, small):
                 stop = start + each * len(part)
                 total = ctx.op.small_gradient(part.to(small.dtype), gradient[start:stop], total)

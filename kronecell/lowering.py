@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.narrow import COLUMNS, ELEMENTS, narrow, suits
+from kronecell.narrow import COLUMNS, ELEMENTS, narrow, narrow_gradient
 from kronecell.network import INPUT, Factor, Network
 from kronecell.space import Slot, Space
 from kronecell.steps import Step
@@ -97,9 +97,10 @@ class Op:
         a, b = (small, big) if self.swapped else (big, small)
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
-        if self.narrow and (space is None or suits(a, b)):
-            return narrow(a, b)
-        result = matmul(a, b.t() if self.narrow else b, space, (self.out, "product"))
+        slot = (self.out, "product")
+        if self.narrow:
+            return narrow(a, b, None if space is None else space.take(slot, (len(a), len(b)), a))
+        result = matmul(a, b, space, slot)
         if self.diagonal is not None:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()
@@ -107,10 +108,9 @@ class Op:
 
     def product_into(self, left: Tensor, small: Tensor, result: Tensor) -> None:
         """The same, written into `result`; not differentiable."""
-        if self.narrow and not suits(self.a(left), small):
-            torch.mm(self.a(left), small.t(), out=result)
-        else:
-            result.copy_(self.product(left, small))
+        made = narrow(self.a(left), small, result) if self.narrow else self.product(left, small)
+        if made is not result:
+            result.copy_(made)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,10 +140,9 @@ class Op:
         big = self.bring(left, space)
         if self.spread:
             return self._spread_gradient(big, gradient, total)
-        if self.swapped:
-            a, b = gradient, big.mT
-        else:
-            a, b = (gradient.t(), big) if self.narrow else (big.mT, gradient)
+        if self.narrow:
+            return narrow_gradient(big, gradient, total)
+        a, b = (gradient, big.mT) if self.swapped else (big.mT, gradient)
         if total is None:
             return a @ b
         return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)

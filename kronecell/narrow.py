@@ -1,7 +1,8 @@
-"""x W^T for a tall x and few columns, the first product of most plans and nearly all of their time.
+"""x W^T for a tall x and few columns, the first product of most plans and nearly all of their time, and its gradient.
 
 BLAS repacks x before it multiplies, which costs as much as the product when W is one or two registers wide. oneDNN
-reads x where it lies. Which is faster where was measured on one core (benchmarks/results/kernels.md).
+reads x where it lies, and the compiled kernels of this package also ask the memory for x before they need it. Which is
+faster where was measured on one core (benchmarks/results/kernels.md).
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kronecell import compiled
 from kronecell.processor import LANES
 
+COMPILED_COLUMNS = 2 * LANES  # at most
+COMPILED_DEPTH = 4096  # less than this
+COMPILED_ELEMENTS = 2**20  # of x, at least; a quarter of it for half as many columns
+ROW_CONFLICT = 256  # rows of a multiple of this length compete for the same lines of the cache
 MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more columns BLAS is as good or better
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
@@ -23,9 +29,20 @@ COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
 
-def narrow(x: Tensor, weight: Tensor) -> Tensor:
-    """F.linear(x, weight), by oneDNN where that is faster and nobody asks for a gradient here."""
-    return _kernel(x, weight, None, "none", [], "") if suits(x, weight) else F.linear(x, weight)
+def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """F.linear(x, weight) by the fastest kernel; in the memory of `out`, if that is given and the kernel can do it."""
+    if compiled_suits(x, weight, len(weight)):
+        return compiled.few_columns(x, weight, out)
+    if suits(x, weight):
+        return _kernel(x, weight, None, "none", [], "")
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+
+
+def narrow_gradient(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
+    """The gradient of W, G^T x, from that of the product; added to `total`, in place, if that is given."""
+    if compiled_suits(x, gradient, gradient.shape[1]) and x.shape[1] >= compiled.LEAST_DEPTH:
+        return compiled.column_sums(x, gradient, total)
+    return gradient.t() @ x if total is None else total.addmm_(gradient.t(), x)
 
 
 def ordinary(x: Tensor) -> bool:
@@ -58,17 +75,48 @@ def faster(elements: int, depth: int, columns: int) -> bool:
     return depth >= 8 and elements >= ELEMENTS
 
 
+def compiled_faster(elements: int, depth: int, columns: int) -> bool:
+    """The same for the compiled kernels."""
+    enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
+    fits = 8 <= depth < COMPILED_DEPTH and depth % ROW_CONFLICT != 0
+    return 1 < columns <= COMPILED_COLUMNS and fits and elements >= enough
+
+
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN can be asked, and is the faster."""
     return (
         _kernel is not None
-        and ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
+        and _plain(x, weight)
+        and x.dtype == torch.float32
         and faster(x.numel(), *reversed(weight.shape))
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def compiled_suits(x: Tensor, small: Tensor, columns: int) -> bool:
+    """Whether the compiled kernels can be asked, and are the fastest; `small` is W or the gradient of the product."""
+    return (
+        compiled.library is not None
+        and _plain(x, small)
+        and x.dtype in (torch.float32, torch.uint8)
+        and compiled_faster(x.numel(), x.shape[1], columns)
+    )
+
+
+def reads_bytes(x: Tensor, small: Tensor, columns: int) -> bool:
+    """Whether narrow and narrow_gradient take this x of bytes; those of torch do not."""
+    return compiled_suits(x, small, columns) and x.shape[1] >= compiled.LEAST_DEPTH
+
+
+def _plain(x: Tensor, small: Tensor) -> bool:
+    """Whether the two are numbers in memory, and nobody wants to know what is done with them."""
+    return (
+        ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
+        and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see these
+        and small.dtype == torch.float32
+        and x.device.type == small.device.type == "cpu"
         and type(x) is Tensor
         and x.is_contiguous()
-        and weight.is_contiguous()
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and bool(torch.backends.mkldnn.enabled)
+        and small.is_contiguous()
+        and not (torch.is_grad_enabled() and (x.requires_grad or small.requires_grad))
     )

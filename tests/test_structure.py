@@ -16,7 +16,7 @@ LAYERS = [
     {"atomic", "network", "progress"},
     {"order", "modes"},
     {"steps"},
-    {"processor", "space"},
+    {"compiled", "processor", "space"},
     {"narrow"},
     {"lowering"},
     {"hot", "bytes"},

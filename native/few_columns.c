@@ -1,0 +1,90 @@
+/* Two products of a tall x and a few columns, which are nearly all the time of most layers:
+ *
+ *   few_columns:  out (R, N)  = x (R, K) w^T,  w (N, K)
+ *   column_sums:  out (N, K) += g^T x,         g (R, N)
+ *
+ * x is read once, where it lies, and asked of the memory before it is needed; that is what libraries for matrices of all
+ * shapes do not do. x is float or, as bytes, uint8. Every number of a result is summed in an order that depends on K
+ * or R alone, so results do not depend on how rows or columns are divided among calls.
+ *
+ * The code is written once for a vector of LANES numbers and compiled for every kind of processor that has it.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+
+#define DEEP 512   /* length of the sums that are made at once: so much of w stays in cache */
+#define TALL 64    /* rows of x that are read at once where they are summed over */
+#define TILE 4     /* columns of g at once */
+#define DOTS 4     /* columns up to which they are made as sums along the rows */
+#define LINE 16    /* numbers that come from memory together */
+#define AHEAD 8192 /* bytes of x that are asked for before they are needed, at least */
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* `to` gets the sums of the numbers in each of four registers. */
+#define FOUR_SUMS(to, v)                                                                                               \
+    _mm_storeu_ps(to, _mm_hadd_ps(_mm_hadd_ps(HALVES((v)[0]), HALVES((v)[1])), _mm_hadd_ps(HALVES((v)[2]), HALVES((v)[3]))))
+#define HALVES(v) _mm_add_ps(_mm256_castps256_ps128(HALF(v)), _mm256_extractf128_ps(HALF(v), 1))
+
+#define LANES 16
+#define ROWS_OF_ONE 24 /* accumulators: as many as leave registers for the rest */
+#define ROWS_OF_TWO 12
+#define WIDE 96
+#define HALF(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
+#define ROWS_OF_DOTS 6
+#define NUMBERS(p) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#include "few_columns.h"
+
+#define LANES 8
+#define ROWS_OF_ONE 12
+#define ROWS_OF_TWO 6
+#define WIDE 24
+#undef HALF
+#define HALF(v) ((__m256)(v))
+#define ROWS_OF_DOTS 3
+#define NUMBERS(p) _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "few_columns.h"
+#undef FOUR_SUMS
+#endif
+
+#define LANES 4
+#define ROWS_OF_ONE 12
+#define ROWS_OF_TWO 6
+#define WIDE 12
+#define FOUR_SUMS(to, v)                                                                                               \
+    for (int c = 0; c < 4; c++) (to)[c] = (v)[c][0] + (v)[c][1] + (v)[c][2] + (v)[c][3]
+#define ROWS_OF_DOTS 3
+#define NUMBERS(p) ((vec){(p)[0], (p)[1], (p)[2], (p)[3]})
+#define NAME(name) name##_any
+#define TARGET
+#include "few_columns.h"
+
+#if defined(__x86_64__)
+#define CALL(name, ...)                                                                                                \
+    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&  \
+             __builtin_cpu_supports("avx512dq")                                                                        \
+         ? name##_avx512(__VA_ARGS__)                                                                                  \
+     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name##_avx2(__VA_ARGS__)                      \
+                                                                       : name##_any(__VA_ARGS__))
+#else
+#define CALL(name, ...) name##_any(__VA_ARGS__)
+#endif
+
+/* 0, or 1 if there is no memory. */
+int few_columns(const void *x, int bytes, const float *w, float *out, long rows, long depth, long columns) {
+    return bytes ? CALL(few_columns_bytes, x, w, out, rows, depth, columns)
+                 : CALL(few_columns_float, x, w, out, rows, depth, columns);
+}
+
+int column_sums(const void *x, int bytes, const float *g, float *out, long rows, long depth, long columns) {
+    return bytes ? CALL(column_sums_bytes, x, g, out, rows, depth, columns)
+                 : CALL(column_sums_float, x, g, out, rows, depth, columns);
+}
+
+/* The least depth for which column_sums may be called. */
+int least_depth(void) { return CALL(wide); }

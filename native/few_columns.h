@@ -1,0 +1,253 @@
+/* The kernels for one width of registers; included once for each. */
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#define vec NAME(vec)
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* `rows` times `depth` bytes become numbers. */
+INLINE void NAME(convert)(const uint8_t *from, long stride, float *to, long to_stride, long rows, long depth) {
+    for (long i = 0; i < rows; i++, from += stride, to += to_stride) {
+        long k = 0;
+        for (; k + LANES <= depth; k += LANES) *(vec *)(to + k) = NUMBERS(from + k);
+        for (; k < depth; k++) to[k] = from[k];
+    }
+}
+
+/* A block of rows times VECS registers of columns; w is packed as (depth, VECS * LANES). What comes next is asked of the
+ * memory meanwhile, or made from bytes: the multipliers are busy, the rest of the core is not. */
+INLINE void NAME(block)(const float *x, long stride, const float *w, float *out, long out_stride, long depth, int columns,
+                        int first, const float *next, const uint8_t *from, float *to, const int rows, const int vecs) {
+    vec sums[ROWS_OF_ONE][2];
+#pragma GCC unroll 24
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
+    for (long k = 0; k < depth;) {
+        long stop = k + LINE < depth ? k + LINE : depth;
+        if (next)
+            for (int i = 0; i < rows; i++) __builtin_prefetch(next + i * stride + k);
+        if (from && stop == k + LINE) {
+#pragma GCC unroll 24
+            for (int i = 0; i < rows * LINE; i += LANES) *(vec *)(to + i) = NUMBERS(from + i);
+            from += rows * LINE, to += rows * LINE;
+        } else if (from)
+            NAME(convert)(from, 0, to, 0, 1, rows * (stop - k));
+        for (; k < stop; k++) {
+            vec b[2];
+#pragma GCC unroll 2
+            for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(w + (k * vecs + v) * LANES);
+#pragma GCC unroll 24
+            for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+                for (int v = 0; v < vecs; v++) sums[i][v] += x[i * stride + k] * b[v];
+        }
+    }
+#pragma GCC unroll 24
+    for (int i = 0; i < rows; i++, out += out_stride) {
+        float line[2 * LANES];
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++) {
+            vec *place = (vec *)((columns < vecs * LANES ? line : out) + v * LANES);
+            if (columns == vecs * LANES && !first) sums[i][v] += *place;
+            *place = sums[i][v];
+        }
+        if (columns < vecs * LANES)
+            for (int c = 0; c < columns; c++) out[c] = first ? line[c] : out[c] + line[c];
+    }
+}
+
+/* All columns of a block of rows. */
+INLINE void NAME(columns_of_block)(const float *x, long stride, const float *packed, float *out, long columns, long depth,
+                                   int first, const float *next, const uint8_t *from, float *to,
+                                   const int rows, const int rows_of_two) {
+    for (long c = 0; c < columns; c += 2 * LANES, packed += depth * 2 * LANES) {
+        int some = columns - c < 2 * LANES ? (int)(columns - c) : 2 * LANES;
+        if (some <= LANES)
+            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, from, to, rows, 1);
+        else
+            for (int i = 0; i < rows; i += rows_of_two)
+                NAME(block)(x + i * stride, stride, packed, out + i * columns + c, columns, depth, some, first,
+                            next ? next + i * stride : next, from ? from + i * depth : from, to + i * depth, rows_of_two, 2);
+        next = NULL, from = NULL; /* done with the first columns */
+    }
+}
+
+/* w (columns, depth) as stripes of two registers, the last perhaps of one: (depth, width) each, filled with zeros. */
+INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns, long depth) {
+    for (long c = 0; c < columns; c += 2 * LANES) {
+        long some = columns - c < 2 * LANES ? columns - c : 2 * LANES, width = some <= LANES ? LANES : 2 * LANES;
+        for (long k = 0; k < depth; k++, packed += width) {
+            for (long j = 0; j < some; j++) packed[j] = w[(c + j) * stride + k];
+            for (long j = some; j < width; j++) packed[j] = 0;
+        }
+    }
+}
+
+INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
+                             long columns) {
+    const long size = DEEP * (columns + 2 * LANES), block = bytes ? DEEP * ROWS_OF_ONE + 240 : 0; /* not a page apart */
+    float *packed = malloc(sizeof(float) * (size + 2 * block));
+    if (!packed) return 1;
+    for (long start = 0; start < depth; start += DEEP) {
+        long deep = depth - start < DEEP ? depth - start : DEEP, stride = bytes ? deep : depth, r = 0;
+        long ahead = (AHEAD / (ROWS_OF_ONE * deep * 4) + 1) * ROWS_OF_ONE * depth;
+        float *now = packed + size, *then = now + block;
+        int ready = 0;
+        NAME(pack)(w + start, depth, packed, columns, deep);
+        while (r < rows) {
+            int whole = rows - r >= ROWS_OF_ONE, some = whole ? ROWS_OF_ONE : 1;
+            const float *here = (const float *)x + r * depth + start, *next = bytes || !whole ? NULL : here + ahead;
+            const uint8_t *from = NULL;
+            if (bytes) {
+                from = (const uint8_t *)x + r * depth + start;
+                if (!ready) NAME(convert)(from, depth, now, deep, some, deep);
+                ready = deep == depth && rows - r >= 2 * ROWS_OF_ONE; /* the next block is all in one piece */
+                from = ready ? from + ROWS_OF_ONE * depth : NULL;
+                here = now;
+            }
+            float *to = out + r * columns;
+            if (whole)
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, from, then, ROWS_OF_ONE,
+                                       ROWS_OF_TWO);
+            else
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, NULL, NULL, 1, 1);
+            if (ready) now = then, then = (float *)here;
+            r += some;
+        }
+    }
+    free(packed);
+    return 0;
+}
+
+/* DOTS columns of some rows at once, each as sums along the row: x is read as it comes, a register at a time. */
+INLINE void NAME(dots)(const float *x, const float *w, float *out, long depth, long padded, long columns, const float *next,
+                       const int rows) {
+    vec sums[ROWS_OF_DOTS][DOTS];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < DOTS; c++) sums[i][c] = (vec){0};
+    for (long k = 0; k < padded; k += LANES) {
+        float end[ROWS_OF_DOTS][LANES];
+        const float *from = x + k;
+        long stride = depth;
+        if (k + LANES > depth) { /* what is left of the rows, with zeros behind it */
+            for (int i = 0; i < rows; i++)
+                for (int j = 0; j < LANES; j++) end[i][j] = k + j < depth ? x[i * depth + k + j] : 0;
+            from = end[0], stride = LANES;
+        }
+        for (int i = 0; i < rows * LANES && next; i += LINE) __builtin_prefetch(next + k * rows + i);
+#pragma GCC unroll 4
+        for (int c = 0; c < DOTS; c++)
+#pragma GCC unroll 6
+            for (int i = 0; i < rows; i++)
+                sums[i][c] += *(const vec *)(from + i * stride) * *(const vec *)(w + c * padded + k);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        float four[DOTS];
+        FOUR_SUMS(four, sums[i]);
+        for (int c = 0; c < columns; c++) out[i * columns + c] = four[c];
+    }
+}
+
+/* The same product for at most DOTS columns. */
+INLINE int NAME(few_dots)(const float *x, const float *w, float *out, long rows, long depth, long columns) {
+    const long padded = (depth + LANES - 1) / LANES * LANES, ahead = AHEAD / 4 / depth / ROWS_OF_DOTS + 1;
+    float *zeros = calloc(DOTS * padded, sizeof(float));
+    if (!zeros) return 1;
+    for (long c = 0; c < columns; c++)
+        for (long k = 0; k < depth; k++) zeros[c * padded + k] = w[c * depth + k];
+    long r = 0;
+    for (; r + ROWS_OF_DOTS <= rows; r += ROWS_OF_DOTS, x += ROWS_OF_DOTS * depth, out += ROWS_OF_DOTS * columns)
+        NAME(dots)(x, zeros, out, depth, padded, columns, x + ahead * ROWS_OF_DOTS * depth, ROWS_OF_DOTS);
+    for (; r < rows; r++, x += depth, out += columns) NAME(dots)(x, zeros, out, depth, padded, columns, NULL, 1);
+    free(zeros);
+    return 0;
+}
+
+TARGET static int NAME(few_columns_float)(const void *x, const float *w, float *out, long rows, long depth, long columns) {
+    if (columns <= DOTS && depth >= 8 * LANES) return NAME(few_dots)(x, w, out, rows, depth, columns);
+    return NAME(few_columns)(x, 0, w, out, rows, depth, columns);
+}
+
+TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *out, long rows, long depth, long columns) {
+    return NAME(few_columns)(x, 1, w, out, rows, depth, columns);
+}
+
+/* out (TILE, WIDE) += g^T x for a block of rows; only the first `lines` of them, and the columns from `skip` on. */
+INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, float *out, long depth, long rows,
+                       long lines, long skip, const float *next) {
+    vec sums[TILE][WIDE / LANES];
+#pragma GCC unroll 4
+    for (int n = 0; n < TILE; n++)
+#pragma GCC unroll 6
+        for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = (vec){0};
+    for (long r = 0; r < rows; r++, x += stride, g += columns) {
+        if (next)
+            for (int v = 0; v < WIDE; v += LINE) __builtin_prefetch(next + r * WIDE + v);
+        vec b[WIDE / LANES];
+#pragma GCC unroll 6
+        for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE; n++)
+#pragma GCC unroll 6
+            for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+    }
+    float line[TILE][WIDE];
+#pragma GCC unroll 4
+    for (int n = 0; n < TILE; n++)
+#pragma GCC unroll 6
+        for (int v = 0; v < WIDE / LANES; v++) *(vec *)(line[n] + v * LANES) = sums[n][v];
+    for (long n = 0; n < lines; n++)
+        for (long k = skip; k < WIDE; k++) out[n * depth + k] += line[n][k];
+}
+
+/* The depth must be at least WIDE: what is left of it is done by a tile that reaches back. */
+INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, float *out, long rows, long depth,
+                             long columns) {
+    float *last = calloc(TALL * TILE + (bytes ? TALL * depth : 0), sizeof(float)), *numbers = last + TALL * TILE;
+    if (!last) return 1;
+    long whole = columns - columns % TILE;
+    for (long r = 0; r < rows; r += TALL, g += TALL * columns) {
+        long tall = rows - r < TALL ? rows - r : TALL;
+        const float *here = (const float *)x + r * depth, *next = here + TALL * depth;
+        if (bytes) {
+            NAME(convert)((const uint8_t *)x + r * depth, depth, numbers, depth, tall, depth);
+            here = numbers, next = NULL;
+        }
+        for (long i = 0; i < tall; i++)
+            for (long n = whole; n < columns; n++) last[i * TILE + n - whole] = g[i * columns + n];
+        for (long k = 0; k < depth; k += WIDE, next = next ? next + TALL * WIDE : next) {
+            long skip = k + WIDE > depth ? k + WIDE - depth : 0;
+            const float *from = here + k - skip, *ask = next;
+            float *to = out + k - skip;
+            for (long n = 0; n < whole; n += TILE, ask = NULL)
+                NAME(tile)(from, depth, g + n, columns, to + n * depth, depth, tall, TILE, skip, ask);
+            if (whole < columns)
+                NAME(tile)(from, depth, last, TILE, to + whole * depth, depth, tall, columns - whole, skip, ask);
+        }
+    }
+    free(last);
+    return 0;
+}
+
+TARGET static int NAME(column_sums_float)(const void *x, const float *g, float *out, long rows, long depth, long columns) {
+    return NAME(column_sums)(x, 0, g, out, rows, depth, columns);
+}
+
+TARGET static int NAME(column_sums_bytes)(const void *x, const float *g, float *out, long rows, long depth, long columns) {
+    return NAME(column_sums)(x, 1, g, out, rows, depth, columns);
+}
+
+TARGET static int NAME(wide)(void) { return WIDE; }
+
+#undef vec
+#undef INLINE
+#undef LANES
+#undef ROWS_OF_ONE
+#undef ROWS_OF_TWO
+#undef WIDE
+#undef NUMBERS
+#undef ROWS_OF_DOTS
+#undef NAME
+#undef TARGET

@@ -1,0 +1,219 @@
+"""The compiled kernels: what they compute, in which memory, where they are used, and life without them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import kronecell as kc
+from kronecell import compiled, narrow
+
+F64 = torch.float64
+EPS = torch.finfo(torch.float32).eps
+PAPER = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+ROWS = 20  # of the paper's layer: enough for the kernels to be used
+
+built = pytest.mark.skipif(compiled.library is None, reason="the compiled kernels are not built: no C compiler")
+
+
+def operand(rows: int, depth: int, bytes_: bool, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if bytes_:
+        return torch.randint(0, 256, (rows, depth), dtype=torch.uint8, generator=generator)
+    return torch.randn(rows, depth, generator=generator)
+
+
+def assert_rounded(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """result = left @ right, up to what sums of this length can lose."""
+    exact, most = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+    allowed = left.shape[1] * EPS * most
+    assert bool(((result.double() - exact).abs() <= allowed).all())
+
+
+SIZES = {"rows": st.integers(1, 70), "columns": st.integers(1, 40), "bytes_": st.booleans()}
+
+
+@built
+@settings(max_examples=150)
+@given(depth=st.one_of(st.integers(1, 60), st.integers(100, 1100)), **SIZES)
+def test_few_columns_is_a_product(rows: int, depth: int, columns: int, bytes_: bool) -> None:
+    x, weight = operand(rows, depth, bytes_), operand(columns, depth, False, 1)
+    assert_rounded(compiled.few_columns(x, weight), x, weight.t())
+
+
+@built
+@settings(max_examples=150)
+@given(depth=st.integers(0, 300), **SIZES)
+def test_column_sums_is_a_product_with_the_transposed(rows: int, depth: int, columns: int, bytes_: bool) -> None:
+    x, gradient = operand(rows, compiled.LEAST_DEPTH + depth, bytes_), operand(rows, columns, False, 1)
+    assert_rounded(compiled.column_sums(x, gradient), gradient.t(), x)
+    total = torch.ones(columns, x.shape[1])
+    assert compiled.column_sums(x, gradient, total) is total
+    more = torch.cat([gradient, torch.ones(1, columns)]), torch.cat([x.float(), torch.ones(1, x.shape[1])])
+    assert_rounded(total, more[0].t(), more[1])
+
+
+@built
+@pytest.mark.parametrize("bytes_", [False, True])
+@pytest.mark.parametrize("columns", [1, 4, 7, 16, 33])
+def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, bytes_: bool) -> None:
+    x, weight = operand(53, 360, bytes_), operand(columns, 360, False, 1)
+    whole = compiled.few_columns(x, weight)
+    for i in range(len(x)):
+        assert torch.equal(compiled.few_columns(x[i : i + 1], weight)[0], whole[i])
+
+
+@built
+@pytest.mark.parametrize("columns", [4, 16])
+def test_threads_divide_the_rows(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(compiled, "WORTH_THREADS", 1)
+    x, weight, gradient = operand(61, 100, False), operand(columns, 100, False, 1), operand(61, columns, False, 2)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            results.append((compiled.few_columns(x, weight), compiled.column_sums(x, gradient)))
+            assert torch.equal(results[-1][1], compiled.column_sums(x, gradient))
+    finally:
+        torch.set_num_threads(threads)
+    for product, sums in results:
+        assert torch.equal(product, results[0][0])
+        assert_rounded(sums, gradient.t(), x)
+
+
+@built
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 24, 1), (13, 100, 3), (25, 361, 16), (70, 600, 21)])
+def test_nothing_is_read_or_written_beside_the_operands(rows: int, depth: int, columns: int) -> None:
+    def within(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """The tensor between walls of NaN."""
+        memory = torch.full((tensor.numel() + 256,), torch.nan)
+        inside = memory[128:-128].view(tensor.shape)
+        return memory, inside.copy_(tensor)
+
+    depth = max(depth, compiled.LEAST_DEPTH)
+    _, x = within(operand(rows, depth, False))
+    _, weight = within(operand(columns, depth, False, 1))
+    _, gradient = within(operand(rows, columns, False, 2))
+    for shape, call in (
+        ((rows, columns), lambda to: compiled.few_columns(x, weight, to)),
+        ((columns, depth), lambda to: compiled.column_sums(x, gradient, to)),
+    ):
+        memory, to = within(torch.zeros(shape))
+        assert call(to) is to
+        assert bool(to.isfinite().all())
+        assert bool(memory[:128].isnan().all()) and bool(memory[-128:].isnan().all())
+
+
+def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(few_columns=lambda *arguments: 1, column_sums=lambda *arguments: 1)
+    monkeypatch.setattr(compiled, "library", full)
+    with pytest.raises(MemoryError, match="few columns"):
+        compiled.few_columns(torch.ones(2, 3), torch.ones(1, 3))
+    with pytest.raises(MemoryError, match="few columns"):
+        compiled.column_sums(torch.ones(2, 3), torch.ones(2, 1))
+
+
+# Where they are used -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels as they are called."""
+    calls: list[str] = []
+    real = compiled.library
+
+    def follow(name: str) -> object:
+        def call(*arguments: object) -> int:
+            calls.append(name)
+            return int(getattr(real, name)(*arguments))
+
+        return call
+
+    with monkeypatch.context() as patch:
+        both = {name: follow(name) for name in ("few_columns", "column_sums")}
+        patch.setattr(compiled, "library", SimpleNamespace(**both))
+        yield calls
+
+
+@built
+@pytest.mark.parametrize("bytes_", [False, True])
+def test_a_layer_of_the_papers_size_uses_them_and_agrees_with_double_precision(
+    monkeypatch: pytest.MonkeyPatch, bytes_: bool
+) -> None:
+    layer = kc.TensorLinear(PAPER, gates=4)
+    x = operand(ROWS, PAPER.M, bytes_)
+    with counted(monkeypatch) as calls:
+        y = layer(x)
+        gradients = torch.autograd.grad(y.square().sum(), [*layer.parameters()])
+    assert calls == ["few_columns", "column_sums"]
+    exact = kc.TensorLinear(PAPER, gates=4).double()
+    exact.load_state_dict(layer.state_dict())
+    expected = exact(x if bytes_ else x.double())
+    wanted = torch.autograd.grad(expected.square().sum(), [*exact.parameters()])
+    for got, want in zip((y, *gradients), (expected, *wanted), strict=True):
+        assert (got - want).norm() <= 3e-6 * want.norm()
+
+
+@built
+def test_second_derivatives_and_counters_of_operations_see_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = kc.TensorLinear(PAPER, gates=4, order="separable")
+    x = operand(ROWS, PAPER.M, False)
+    with counted(monkeypatch) as calls, FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert calls == []
+    plan = PAPER.plan("separable", ROWS, gates=4)
+    assert counter.get_total_flops() == 2 * (ROWS * 4 * 234_240 + plan.hoisted_macs)
+    with counted(monkeypatch) as calls:
+        first = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()], create_graph=True)
+    assert calls == ["few_columns"]
+    assert all(gradient.requires_grad for gradient in first)
+
+
+@pytest.mark.parametrize(
+    ("elements", "depth", "columns", "expected"),
+    [
+        (2**20, 360, 2 * narrow.LANES, True),
+        (2**20, 360, 2 * narrow.LANES + 1, False),
+        (2**20 - 1, 360, 2 * narrow.LANES, False),
+        (2**18, 360, narrow.LANES, True),
+        (2**18 - 1, 360, narrow.LANES, False),
+        (2**20, 360, 2, True),
+        (2**20, 360, 1, False),
+        (2**20, 8, 8, True),
+        (2**20, 7, 8, False),
+        (2**20, 4095, 8, True),
+        (2**20, 4097, 8, False),
+        (2**20, 1024, 8, False),
+    ],
+)
+def test_the_limits_are_those_that_were_measured(elements: int, depth: int, columns: int, expected: bool) -> None:
+    assert narrow.compiled_faster(elements, depth, columns) is expected
+
+
+# Without them --------------------------------------------------------------------------------------------------------
+
+
+def test_without_them_the_products_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, gradient = operand(4000, 300, False), operand(8, 300, False, 1), operand(4000, 8, False, 2)
+    monkeypatch.setattr(compiled, "library", None)
+    assert not narrow.compiled_suits(x, weight, 8)
+    assert_rounded(narrow.narrow(x, weight), x, weight.t())
+    assert torch.equal(narrow.narrow_gradient(x, gradient), gradient.t() @ x)
+
+
+def test_a_variable_of_the_environment_leaves_them_aside() -> None:
+    code = "from kronecell import compiled; print(compiled.library, compiled.LEAST_DEPTH)"
+    environment = {**os.environ, "KRONECELL_COMPILED": "0"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.split() == ["None", "0"]
