@@ -26,7 +26,8 @@ class Kept:
     """What was last made of parameters, valid as long as every one is the same storage at the same version.
 
     In-place updates and load_state_dict raise a parameter's version, `.to` gives it other storage, and steps of
-    optimisers are counted. Only edits through `parameter.data` are invisible to torch itself; a layer drops what it
+    optimisers are counted. Nothing is kept of memory that another process may change (torch calls all tensors on a GPU
+    shared, so they are not asked). Only edits through `parameter.data` are invisible to torch itself; a layer drops what it
     keeps when it is switched between train and eval mode.
     """
 
@@ -42,6 +43,9 @@ class Kept:
         key = (_steps, [(t.data_ptr(), t._version, t.dtype) for t in tensors])
         held = self._held  # read once and written once: other threads may run the same layer
         if held is None or held[1] != key or any(old is not new for old, new in zip(held[0], tag, strict=True)):
+            if any(t.is_cpu and t.is_shared() for t in tensors):  # to share memory is to move it, which changes the key
+                self.drop()
+                return make()
             pins = [t.detach() for t in tensors]  # their memory is held so that nothing else can come to its address
             held = (tag, key, pins, make())
             self._held = held
@@ -60,8 +64,5 @@ class Kept:
 
 
 def _plain(tensors: list[Tensor]) -> bool:
-    """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version, nor
-    tensors that another process may change (torch calls all tensors on a GPU shared)."""
-    return all(
-        type(t) is nn.Parameter and not (t.is_inference() or t.is_meta or (t.is_cpu and t.is_shared())) for t in tensors
-    )
+    """Parameters as a module holds them: not the stand-ins of torch.func, nor inference tensors without a version."""
+    return all(type(t) is nn.Parameter and not (t.is_inference() or t.is_meta) for t in tensors)

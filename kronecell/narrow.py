@@ -31,16 +31,17 @@ _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent wh
 
 def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """F.linear(x, weight) by the fastest kernel; in the memory of `out`, if that is given and the kernel can do it."""
-    if compiled_suits(x, weight, len(weight)):
-        return compiled.few_columns(x, weight, out)
-    if suits(x, weight):
-        return _kernel(x, weight, None, "none", [], "")
+    if _plain(x, weight):
+        if _compiled_suits(x, len(weight)):
+            return compiled.few_columns(x, weight, out)
+        if _onednn_suits(x, weight):
+            return _kernel(x, weight, None, "none", [], "")
     return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
 
 
 def narrow_gradient(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
     """The gradient of W, G^T x, from that of the product; added to `total`, in place, if that is given."""
-    if compiled_suits(x, gradient, gradient.shape[1]) and x.shape[1] >= compiled.LEAST_DEPTH:
+    if gradient_compiled(x, gradient, gradient.shape[1]):
         return compiled.column_sums(x, gradient, total)
     return gradient.t() @ x if total is None else total.addmm_(gradient.t(), x)
 
@@ -83,10 +84,13 @@ def compiled_faster(elements: int, depth: int, columns: int) -> bool:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN can be asked, and is the faster."""
+    """Whether oneDNN can be asked, and is faster than BLAS."""
+    return _plain(x, weight) and _onednn_suits(x, weight)
+
+
+def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
-        and _plain(x, weight)
         and x.dtype == torch.float32
         and faster(x.numel(), *reversed(weight.shape))
         and bool(torch.backends.mkldnn.enabled)
@@ -95,16 +99,19 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 def compiled_suits(x: Tensor, small: Tensor, columns: int) -> bool:
     """Whether the compiled kernels can be asked, and are the fastest; `small` is W or the gradient of the product."""
+    return _plain(x, small) and _compiled_suits(x, columns)
+
+
+def _compiled_suits(x: Tensor, columns: int) -> bool:
     return (
         compiled.library is not None
-        and _plain(x, small)
         and x.dtype in (torch.float32, torch.uint8)
         and compiled_faster(x.numel(), x.shape[1], columns)
     )
 
 
-def reads_bytes(x: Tensor, small: Tensor, columns: int) -> bool:
-    """Whether narrow and narrow_gradient take this x of bytes; those of torch do not."""
+def gradient_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
+    """The same for the kernel of the gradient, which wants longer rows."""
     return compiled_suits(x, small, columns) and x.shape[1] >= compiled.LEAST_DEPTH
 
 

@@ -128,7 +128,7 @@ class Plan:
                 f"input has the wrong width: expected (..., {self._width}) for modes "
                 f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
             )
-        rows = x.reshape(-1, self._width)
+        rows = x if x.ndim == 2 else x.reshape(-1, self._width)  # every call counts where there is one row
         if x.dtype == torch.uint8:
             y = self._apply_bytes(rows, prepared, bias, chunk)
         else:

@@ -8,7 +8,7 @@ TT, CP, Tucker, BT and HT have factors that hold both an input and an output mod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -64,6 +64,8 @@ class Split:
         columns, out = self.inner.apply(x, prepared), prepared[OUT]
         if bias is None:
             return columns @ out
+        if columns.ndim == 2:
+            return torch.addmm(bias, columns, out)
         y = torch.addmm(bias, columns.reshape(-1, columns.shape[-1]), out)
         return y.reshape(*columns.shape[:-1], y.shape[-1])
 
@@ -120,11 +122,15 @@ def thin_split(network: Network, rows: int = 1, traffic: int = 0, wide: bool = F
     held_right = {leg for f in right for leg in f.legs}
     gate = (GATE,) if GATE in held_left else ()
     crossing = tuple(leg for leg, _ in network.leg_sizes if leg in held_left & held_right and leg != GATE)
-    bonds = (*gate, *crossing)
+    inner = Network.of(left, network.inputs, (*gate, *crossing), network.sizes)
+    plan = Plan(inner, optimal(inner, rows, traffic), rows, "split", wide)
+    # The columns between may stand in any order: in the one in which the last product makes them, nothing is moved.
+    made = [leg for leg in plan.program.hot[-1].legs if leg in {*crossing}]
+    if made != [*crossing]:
+        crossing = tuple(made)
+        plan = replace(plan, network=Network.of(left, network.inputs, (*gate, *crossing), network.sizes))
     out_gate = (GATE,) if GATE in held_right else ()
     out_legs = tuple(leg for leg in network.outputs if leg != GATE)
-    inner = Network.of(left, network.inputs, bonds, network.sizes)
     outer = Network.of(right, (), (*out_gate, *crossing, *out_legs), network.sizes)
     gates = network.sizes.get(GATE, 1)
-    left_plan = Plan(inner, optimal(inner, rows, traffic), rows, "split", wide)
-    return Split(left_plan, Plan(outer, optimal(outer), order="split"), gates, bonds)
+    return Split(plan, Plan(outer, optimal(outer), order="split"), gates, (*gate, *crossing))
