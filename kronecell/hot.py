@@ -7,6 +7,7 @@ backward is itself made of differentiable operations; for a second derivative th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,16 @@ def _end(
     return y.reshape(len(y), len(a) * b.shape[2])
 
 
+class _Scratch(threading.local):
+    """What the backward makes and needs no longer afterwards is made in the same memory every time."""
+
+    def __init__(self) -> None:
+        self.space = Space()
+
+
+_scratch = _Scratch()
+
+
 class _Hot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hot: Hot, x: Tensor, bias: Tensor | None, *small: Tensor) -> Tensor:
@@ -109,7 +120,9 @@ class _Hot(torch.autograd.Function):
         rows, parts = len(gradient), list[Tensor]()
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
         plain = ordinary(gradient) and torch._C._has_storage(gradient)  # a batch of gradients has none of its own
-        space = Space() if chunk < rows and plain else None
+        space = None
+        if plain and not torch.is_grad_enabled() and (chunk < rows or not of_x):
+            space = Space() if chunk < rows else _scratch.space
         for start in range(0, max(rows, 1), max(chunk, 1)):
             now = slice(start, start + chunk)
             if space is not None:
@@ -121,6 +134,8 @@ class _Hot(torch.autograd.Function):
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
+        if space is not None:
+            space.keep_small()
         whole = None
         if of_x:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -139,7 +139,7 @@ class Op:
         """Gradient of the right operand as laid out; added to `total`, in place, if that is given."""
         big = self.bring(left, space)
         if self.spread:
-            return self._spread_gradient(big, gradient, total)
+            return self._spread_gradient(big, gradient, total, space, (self.out, "parts"))
         if self.narrow:
             return narrow_gradient(big, gradient, total)
         a, b = (gradient, big.mT) if self.swapped else (big.mT, gradient)
@@ -148,13 +148,13 @@ class Op:
         return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
 
     @staticmethod
-    def _spread_gradient(b: Tensor, gradient: Tensor, total: Tensor | None) -> Tensor:
+    def _spread_gradient(b: Tensor, gradient: Tensor, total: Tensor | None, space: Space | None, slot: Slot) -> Tensor:
         """The same where out[i] = a b[i]."""
         rows, summed = gradient.shape[1], b.shape[1]
         if len(b) * rows * summed > MANY:  # a gradient for every i would be large
             total = gradient.new_zeros(rows, summed) if total is None else total
             return total.addbmm_(gradient, b.mT)
-        part = torch.bmm(b, gradient.mT).sum(0).t()  # transposing the gradient costs less than transposing b
+        part = matmul(b, gradient.mT, space, slot).sum(0).t()  # transposing the gradient costs less than transposing b
         return part.contiguous() if total is None else total.add_(part)
 
     def big_gradient(self, small: Tensor, gradient: Tensor, space: Space | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory for intermediates that every chunk of rows uses again.
+"""Memory for intermediates that every chunk of rows, and every backward of a layer, uses again.
 
 What is freed goes back to the system when it is at the end of the heap, and getting it again, page by page, takes
 longer than the product that is written there.
@@ -11,6 +11,7 @@ from math import prod
 from torch import Tensor
 
 Slot = tuple[str, str]
+SMALL, MANY = 2**19, 8  # elements of a buffer, and buffers, that are kept between calls: 16 MB at most
 
 
 class Space:
@@ -29,10 +30,17 @@ class Space:
         """Memory of this shape, with anything in it; valid until the slot is taken again."""
         size = prod(shape)
         buffer = self._buffers.get(slot)
-        if buffer is None or len(buffer) < size:
+        if buffer is None or len(buffer) < size or buffer.dtype != like.dtype or buffer.device != like.device:
             buffer = self._buffers[slot] = like.new_empty(size)
         return buffer[:size].view(shape)
 
     def copy(self, slot: Slot, tensor: Tensor) -> Tensor:
         """The tensor, contiguous, in the memory of a slot."""
         return self.take(slot, tuple(tensor.shape), tensor).copy_(tensor)
+
+    def keep_small(self) -> None:
+        """After a call: buffers that are large, or many, are given back."""
+        self.brought.clear()
+        self._buffers = {slot: buffer for slot, buffer in self._buffers.items() if len(buffer) <= SMALL}
+        if len(self._buffers) > MANY:
+            self._buffers = {}

@@ -35,6 +35,38 @@ def test_a_slot_keeps_its_memory_and_grows_when_it_must() -> None:
     assert copied.is_contiguous() and torch.equal(copied, turned)
 
 
+def test_small_buffers_are_kept_between_calls_and_large_or_many_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kronecell.space.SMALL", 10)
+    monkeypatch.setattr("kronecell.space.MANY", 2)
+    space, like = Space(), torch.zeros(0)
+    small = space.take(("a", "product"), (10,), like)
+    large = space.take(("b", "product"), (11,), like)
+    space.keep_small()
+    assert space.take(("a", "product"), (10,), like).data_ptr() == small.data_ptr()
+    assert space.take(("b", "product"), (11,), like).data_ptr() != large.data_ptr()
+    assert space.take(("a", "product"), (10,), like.double()).dtype == F64
+    for slot in "abc":
+        space.take((slot, "product"), (1,), like)
+    space.keep_small()
+    assert not space._buffers
+
+
+def test_gradients_are_not_overwritten_by_the_backward_of_another_layer() -> None:
+    """Both have steps of the same names, and the memory of one backward is that of the next."""
+    fmt = kc.KCP((8, 4, 5, 3), (2, 2, 2, 2), 2, 2, 2)
+    torch.manual_seed(0)
+    layers = [kc.TensorLinear(fmt, gates=4, dtype=dtype) for dtype in (torch.float32, F64, torch.float32)]
+    found, expected = [], []
+    for layer in layers * 2:
+        x = torch.randn(7, fmt.M, dtype=layer._dtype)
+        found.append(torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()]))
+        y = torch.nn.functional.linear(x, layer.dense_weight(), layer.bias)
+        expected.append(torch.autograd.grad(y.square().sum(), [*layer.parameters()]))
+    for got, want in zip(found, expected, strict=True):
+        for one, other in zip(got, want, strict=True):
+            assert (one - other).norm() <= (1e-12 if one.dtype == F64 else 1e-5) * other.norm()
+
+
 @pytest.mark.parametrize("gates", [1, 4])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_chunks_give_what_the_whole_gives_with_every_order_and_form(fmt: kc.Format, gates: int) -> None:
