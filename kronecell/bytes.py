@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
-from kronecell.narrow import autocast_off, narrow, narrow_gradient, gradient_compiled
+from kronecell.narrow import autocast_off, gradient_compiled, narrow, narrow_gradient
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few

@@ -27,8 +27,8 @@ class Kept:
 
     In-place updates and load_state_dict raise a parameter's version, `.to` gives it other storage, and steps of
     optimisers are counted. Nothing is kept of memory that another process may change (torch calls all tensors on a GPU
-    shared, so they are not asked). Only edits through `parameter.data` are invisible to torch itself; a layer drops what it
-    keeps when it is switched between train and eval mode.
+    shared, so they are not asked). Only edits through `parameter.data` are invisible to torch itself; a layer drops
+    what it keeps when it is switched between train and eval mode.
     """
 
     def __init__(self) -> None:

@@ -75,15 +75,39 @@
 #define CALL(name, ...) name##_any(__VA_ARGS__)
 #endif
 
-/* 0, or 1 if there is no memory. */
-int few_columns(const void *x, int bytes, const float *w, float *out, long rows, long depth, long columns) {
-    return bytes ? CALL(few_columns_bytes, x, w, out, rows, depth, columns)
-                 : CALL(few_columns_float, x, w, out, rows, depth, columns);
+/* Both return 0, or 1 if there is no memory. Rows are divided among threads; with GNU's OpenMP these are torch's own,
+ * because a process has one library of that name. */
+int few_columns(const void *x, int bytes, const float *w, float *out, long rows, long depth, long columns, int threads) {
+    int failed = 0;
+    long each = (rows + threads - 1) / threads;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (int t = 0; t < threads; t++) {
+        long start = t * each, some = rows - start < each ? rows - start : each;
+        if (some <= 0) continue;
+        const char *from = (const char *)x + start * depth * (bytes ? 1 : sizeof(float));
+        failed |= bytes ? CALL(few_columns_bytes, from, w, out + start * columns, some, depth, columns)
+                        : CALL(few_columns_float, from, w, out + start * columns, some, depth, columns);
+    }
+    return failed;
 }
 
-int column_sums(const void *x, int bytes, const float *g, float *out, long rows, long depth, long columns) {
-    return bytes ? CALL(column_sums_bytes, x, g, out, rows, depth, columns)
-                 : CALL(column_sums_float, x, g, out, rows, depth, columns);
+int column_sums(const void *x, int bytes, const float *g, float *out, long rows, long depth, long columns, int threads) {
+    int failed = 0;
+    long each = (rows + threads - 1) / threads, size = columns * depth;
+    float *others = threads > 1 ? calloc((threads - 1) * size, sizeof(float)) : NULL; /* sums of all but the first */
+    if (threads > 1 && !others) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (int t = 0; t < threads; t++) {
+        long start = t * each, some = rows - start < each ? rows - start : each;
+        if (some <= 0) continue;
+        const char *from = (const char *)x + start * depth * (bytes ? 1 : sizeof(float));
+        float *to = t ? others + (t - 1) * size : out;
+        failed |= bytes ? CALL(column_sums_bytes, from, g + start * columns, to, some, depth, columns)
+                        : CALL(column_sums_float, from, g + start * columns, to, some, depth, columns);
+    }
+    for (long i = 0; i < (threads - 1) * size; i++) out[i % size] += others[i]; /* in order: the same in every run */
+    free(others);
+    return failed;
 }
 
 /* The least depth for which column_sums may be called. */

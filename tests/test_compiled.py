@@ -77,7 +77,7 @@ def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: 
 @built
 @pytest.mark.parametrize("columns", [4, 16])
 def test_threads_divide_the_rows(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    monkeypatch.setattr(compiled, "WORTH_THREADS", 1)
+    monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
     x, weight, gradient = operand(61, 100, False), operand(columns, 100, False, 1), operand(61, columns, False, 2)
     threads, results = torch.get_num_threads(), []
     try:
