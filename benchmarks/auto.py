@@ -2,7 +2,7 @@
 
     python -m benchmarks.auto [--quick] [--results FOLDER]
 
-All candidates are timed, except those predicted to take more than 8 times the cheapest. Those within 1.4 of the best
+All candidates are timed, except those predicted to take more than 8 times the cheapest. Those within 1.3 of the best
 are then timed again, in turn, together with the choice of the cost model and the paper's own order: from these come
 the ratios, so that no choice is judged by the times that made it. Both the tuned choice and the cost model's, without
 measurement, are given. The tuned choices are kept in choices.json, which `kronecell.tune.load_choices` reads.
@@ -32,8 +32,8 @@ ROWS = (1, 6, 96, 384)
 TRAINING_ROWS = (96,)
 SKIP = 8.0  # times the cheapest prediction: not run
 GIVE_UP = 2.0  # times the fastest: not repeated
-NEAR = 1.4
-CASE_SECONDS = 0.25
+NEAR = 1.3
+CASE_SECONDS = 0.15
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     price = {name: product.predict(runner) for name, runner in runners.items()}
     tried = {name: runner for name, runner in runners.items() if price[name] <= SKIP * min(price.values())}
     calls = calls_of(tried, fmt, rows, shared, grad)
-    seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP).items()}
+    seconds = {name: median(values) for name, values in interleave(calls, 7, 0.07, GIVE_UP).items()}
     model = min(price, key=lambda name: price[name])
     tuned = pick({name: seconds[name] for name in runners if name in seconds}, model)
     paper = paper_order(fmt) or next(iter(fmt.orders()))

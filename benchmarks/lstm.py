@@ -97,7 +97,9 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
             else:
                 cases[peer.label] = call_of(peer.module, x, group.grad)
     full = [name for name in cases if name == "nn.LSTM" or name.startswith(MAIN)]
-    repeats = 1 if quick else 15 if group.dataset == "UCF11" else 3  # a call of the dense LSTM of UCF50 takes seconds
+    repeats = 1 if quick else 15
+    if group.dataset == "UCF50" or group.threads > 1:
+        repeats = min(repeats, 3 if group.frames > 1 else 2)  # a call of the dense LSTM takes up to five seconds
     samples = interleave(cases, repeats, case_seconds=0.0 if quick else 0.6, always=full)
     found = {}
     for name in cases:

@@ -22,7 +22,7 @@ from benchmarks.auto import CHOICES
 from benchmarks.peers import Peer, layers
 from benchmarks.results import Options, available_memory, machine, main, table, write
 from benchmarks.shapes import GATES, MAIN, formats, small_formats
-from benchmarks.timing import Call, inference, interleave, ratio, summary, threads, training
+from benchmarks.timing import Call, inference, interleave, ratio, sample, summary, threads, training
 from kronecell.candidates import Runner
 from kronecell.formats import KCP, Format
 from kronecell.tune import forget, load_choices
@@ -30,6 +30,7 @@ from kronecell.tune import forget, load_choices
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
 ROWS = (1, 6, 96, 384)
 PEER_ROWS = 96
+SLOW_PEER = 1.0  # seconds
 PAPER_ROWS = 6  # the paper's orders take seconds and gigabytes at more
 
 
@@ -118,20 +119,22 @@ def bytes_cases(known: dict[str, Format], rows: int) -> dict[str, Call]:
     return cases
 
 
-def runnable(cases: dict[str, Call]) -> tuple[dict[str, Call], dict[str, str]]:
-    """The cases that run, and why the others do not."""
-    good, reasons = {}, {}
+def runnable(cases: dict[str, Call]) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of the first call of the cases that run, and why the others do not."""
+    seconds, reasons = {}, {}
     for name, call in cases.items():
         try:
-            call()
-            good[name] = call
+            seconds[name] = sample(call, 1)
         except Exception as error:  # the reason is reported, whatever it is
             reasons[name] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-    return good, reasons
+    return seconds, reasons
 
 
-def measure(group: Group, options: Options, peers: list[Peer]) -> dict[str, Any]:
-    """Time one group: seconds and ratios to the references by case, and what could not run."""
+def measure(group: Group, options: Options, peers: list[Peer], slow: dict[str, float]) -> dict[str, Any]:
+    """Time one group: seconds and ratios to the references by case, and what could not run.
+
+    `slow` collects the peers whose forward takes long; with backward they are left out.
+    """
     known = small_formats() if options.quick else formats(group.dataset)
     fmt = known["TT"]
     x = torch.randn(group.rows, fmt.M)
@@ -140,17 +143,20 @@ def measure(group: Group, options: Options, peers: list[Peer]) -> dict[str, Any]
     dense = dense_gigabytes < 0.5 * available_memory() and not (group.grad and dense_gigabytes > 1)
     cases = limits(x, GATES * fmt.N, group.grad, dense) | ours(known, x, group, tuned)
     reasons: dict[str, str] = {} if dense else {"dense": "left out: takes too much memory or time here"}
+    others: dict[str, Call] = {}
     if group.rows == PEER_ROWS and group.threads == 1 and group.dataset == "UCF11":
         reasons |= {peer.label: peer.reason for peer in peers if peer.module is None}
-        modules = {peer.label: peer.module.train(group.grad) for peer in peers if peer.module is not None}
-        good, more = runnable({label: _call(module, x, group.grad) for label, module in modules.items()})
-        cases, reasons = cases | good, reasons | more
+        reasons |= {label: f"left out: forward alone takes {seconds:.1f} s" for label, seconds in slow.items()}
+        modules = {peer.label: peer.module for peer in peers if peer.module is not None and peer.label not in slow}
+        others |= {label: _call(module.train(group.grad), x, group.grad) for label, module in modules.items()}
     if group.rows == max(ROWS) or options.quick:
-        good, more = runnable(bytes_cases(known, group.rows))
-        cases, reasons = cases | good, reasons | more
-    repeats, budget = (1, 0.0) if options.quick else (15, 0.5 if group.dataset == "UCF11" else 0.4)
-    full = [name for name in cases if name == "dense" or name.startswith(MAIN)]
-    samples = interleave(cases, repeats, budget, always=[] if group.dataset == "UCF50" else full)
+        others |= bytes_cases(known, group.rows)
+    called, more = runnable(others)
+    slow |= {label: seconds for label, seconds in called.items() if seconds > SLOW_PEER}
+    cases, reasons = cases | {name: others[name] for name in called}, reasons | more
+    repeats, budget = (1, 0.0) if options.quick else (15, 0.35)
+    full = [name for name in cases if name == "dense" or (name.startswith(MAIN) and "algorithm" not in name)]
+    samples = interleave(cases, repeats, budget, always=[] if group.dataset == "UCF50" else full, called=called)
     found = {}
     for name in cases:
         over = {ref: ratio(samples, name, ref).as_dict() for ref in REFERENCES if ref in samples}
@@ -193,11 +199,12 @@ def tables(results: list[dict[str, Any]]) -> str:
 def run(options: Options) -> None:
     """Measure every group and report."""
     peers = [] if options.quick else layers()
-    results = []
+    results: list[dict[str, Any]] = []
+    slow: dict[str, float] = {}
     for group in groups(options.quick):
         options.say(f"projection: {group.title}")
         with threads(group.threads):
-            results.append(measure(group, options, peers))
+            results.append(measure(group, options, peers, slow))
     forget()
     text = f"""# Products with x, all four gates
 

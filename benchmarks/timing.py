@@ -41,6 +41,7 @@ def interleave(
     case_seconds: float = CASE_SECONDS,
     give_up: float | None = None,
     always: Collection[str] = (),
+    called: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
     """Samples of seconds per call of every case, taken in rounds: all cases once, then all again.
 
@@ -48,9 +49,11 @@ def interleave(
     take twice as long, so no case may always have the same neighbour.
 
     A case that takes long, or `give_up` times as long as the fastest, keeps the sample of its first call; the cases in
-    `always` get all their repeats. A sample of a quick case follows a call of the same case that is not timed.
+    `always` get all their repeats. A sample of a quick case follows a call of the same case that is not timed. `called`
+    has the seconds of cases whose first call was made before.
     """
-    first = {name: _sample(call, 1) for name, call in cases.items()}
+    called = called or {}
+    first = {name: called[name] if name in called else sample(call, 1) for name, call in cases.items()}
     limit = min(SLOW_SECONDS, min(first.values()) * give_up if give_up is not None else float("inf"))
     loops, samples, quick, spent = {}, {}, {}, dict.fromkeys(cases, 0.0)
     for name, call in cases.items():
@@ -58,7 +61,7 @@ def interleave(
             samples[name] = [first[name]]
             continue
         samples[name] = []
-        second = min(first[name], _sample(call, 1)) if first[name] < 5 * QUICK_SECONDS else first[name]
+        second = min(first[name], sample(call, 1)) if first[name] < 5 * QUICK_SECONDS else first[name]
         quick[name] = second < QUICK_SECONDS
         loops[name] = max(1, round(SAMPLE_SECONDS / max(second, 1e-7)))
     shuffled, turns = random.Random(0), [*loops]
@@ -69,12 +72,12 @@ def interleave(
             if name in always or spent[name] < case_seconds or len(samples[name]) < min(FEWEST, repeats):
                 if quick[name]:
                     cases[name]()
-                samples[name].append(_sample(cases[name], count))
+                samples[name].append(sample(cases[name], count))
                 spent[name] += samples[name][-1] * count
     return samples
 
 
-def _sample(call: Call, count: int) -> float:
+def sample(call: Call, count: int) -> float:
     """Seconds per call. With one thread these are the processor's, which others on the machine do not take part in."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
