@@ -42,14 +42,16 @@ def interleave(
     give_up: float | None = None,
     always: Collection[str] = (),
     called: Mapping[str, float] | None = None,
+    fewest: int = FEWEST,
 ) -> dict[str, list[float]]:
     """Samples of seconds per call of every case, taken in rounds: all cases once, then all again.
 
     The order is shuffled in every round: behind a case that fills the caches with something else the same product can
     take twice as long, so no case may always have the same neighbour.
 
-    A case that takes long, or `give_up` times as long as the fastest, keeps the sample of its first call; the cases in
-    `always` get all their repeats. A sample of a quick case follows a call of the same case that is not timed. `called`
+    A case is repeated until it has used up `case_seconds`, but `fewest` times at least. One that takes long, or
+    `give_up` times as long as the fastest, keeps the sample of its first call; the cases in `always` get all their
+    repeats. A sample of a quick case follows a call of the same case that is not timed. `called`
     has the seconds of cases whose first call was made before.
     """
     called = called or {}
@@ -69,7 +71,7 @@ def interleave(
         shuffled.shuffle(turns)
         for name in turns:
             count = loops[name]
-            if name in always or spent[name] < case_seconds or len(samples[name]) < min(FEWEST, repeats):
+            if name in always or spent[name] < case_seconds or len(samples[name]) < min(fewest, repeats):
                 if quick[name]:
                     cases[name]()
                 samples[name].append(sample(cases[name], count))
