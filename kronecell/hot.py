@@ -67,6 +67,9 @@ def _end(
         y = hot.last(op.product(left, operand, space))
         return y if bias is None else y + bias
     a, b = op.bring(left, space), operand
+    if a.shape[1] == 1:  # a batch of single rows is made where it belongs anyway
+        y = torch.bmm(a, b) if bias is None else torch.baddbmm(bias.reshape(len(a), 1, -1), a, b)
+        return y.reshape(1, len(a) * b.shape[2])
     y = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     place = y.transpose(0, 1)
     if bias is None:

@@ -4,10 +4,10 @@
  *   column_sums:  out (N, K) += g^T x,         g (R, N)
  *
  * x is read once, where it lies, and asked of the memory before it is needed; that is what libraries for matrices of all
- * shapes do not do. x is float or, as bytes, uint8. Every number of a result is summed in an order that depends on K
- * or R alone, so results do not depend on how rows or columns are divided among calls.
+ * shapes do not do. x is float or uint8, whose numbers are those from 0 to 255. A row of the first product has the same
+ * bits alone and among others; the second depends on the number of threads, among which its rows are divided.
  *
- * The code is written once for a vector of LANES numbers and compiled for every kind of processor that has it.
+ * The code is written once for a vector of LANES numbers (few_columns.h) and compiled for every kind of processor.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,9 +28,9 @@
 #define HALVES(v) _mm_add_ps(_mm256_castps256_ps128(HALF(v)), _mm256_extractf128_ps(HALF(v), 1))
 
 #define LANES 16
-#define ROWS_OF_ONE 24 /* accumulators: as many as leave registers for the rest */
-#define ROWS_OF_TWO 12
-#define WIDE 96
+#define ROWS_OF_ONE 24 /* rows of x at once, by one register of columns: as many as leave registers for the rest */
+#define ROWS_OF_TWO 12 /* by two */
+#define WIDE 96        /* numbers of a row of x at once, where rows are summed over */
 #define HALF(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
 #define ROWS_OF_DOTS 6
 #define NUMBERS(p) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))

@@ -57,8 +57,8 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
 
 /* All columns of a block of rows. */
 INLINE void NAME(columns_of_block)(const float *x, long stride, const float *packed, float *out, long columns, long depth,
-                                   int first, const float *next, const uint8_t *from, float *to,
-                                   const int rows, const int rows_of_two) {
+                                   int first, const float *next, const uint8_t *from, float *to, const int rows,
+                                   const int rows_of_two) {
     for (long c = 0; c < columns; c += 2 * LANES, packed += depth * 2 * LANES) {
         int some = columns - c < 2 * LANES ? (int)(columns - c) : 2 * LANES;
         if (some <= LANES)
@@ -184,7 +184,7 @@ INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns
         for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = (vec){0};
     for (long r = 0; r < rows; r++, x += stride, g += columns) {
         if (next)
-            for (int v = 0; v < WIDE; v += LINE) __builtin_prefetch(next + r * WIDE + v);
+            for (int v = 0; v < WIDE; v += LINE) __builtin_prefetch(next + r * WIDE + v, 0, 2); /* far from now */
         vec b[WIDE / LANES];
 #pragma GCC unroll 6
         for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
