@@ -45,4 +45,4 @@ $(DOCS_STAMP): $(STAMP)
 	touch $@
 
 clean:
-	rm -rf .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site build dist *.egg-info kronecell/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
