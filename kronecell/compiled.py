@@ -40,14 +40,14 @@ LEAST_DEPTH: int = library.least_depth() if library is not None else 0  # of col
 
 def few_columns(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x W^T for a contiguous x (rows, depth) of float32 or uint8 and W (columns, depth); bytes count as 0 to 255."""
-    result = torch.empty(len(x), len(weight)) if out is None else out
+    result = weight.new_empty(len(x), len(weight)) if out is None else out
     _run(library.few_columns, x, weight, result, len(weight))
     return result
 
 
 def column_sums(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
     """G^T x for such an x, LEAST_DEPTH or deeper, and G (rows, columns); added to `total`, in place, if given."""
-    result = torch.zeros(gradient.shape[1], x.shape[1]) if total is None else total
+    result = gradient.new_zeros(gradient.shape[1], x.shape[1]) if total is None else total
     _run(library.column_sums, x, gradient, result, gradient.shape[1])
     return result
 

@@ -66,6 +66,20 @@ def test_column_sums_is_a_product_with_the_transposed(rows: int, depth: int, col
 
 
 @built
+def test_results_are_float32_whatever_torch_makes_by_default() -> None:
+    x, weight, gradient = operand(30, 100, True), operand(5, 100, False, 1), operand(30, 5, False, 2)
+    try:
+        torch.set_default_dtype(F64)
+        with torch.device("meta"):
+            product, sums = compiled.few_columns(x, weight), compiled.column_sums(x, gradient)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert product.dtype == sums.dtype == torch.float32
+    assert_rounded(product, x, weight.t())
+    assert_rounded(sums, gradient.t(), x)
+
+
+@built
 @pytest.mark.parametrize("bytes_", [False, True])
 @pytest.mark.parametrize("columns", [1, 4, 7, 16, 33])
 def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, bytes_: bool) -> None:
