@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op, View
-from kronecell.narrow import autocast_off, ordinary
+from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.space import Slot, Space
 
 
@@ -89,6 +89,12 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def _keeps(*tensors: Tensor | None) -> bool:
+    """Whether memory like that of these may be used again by anybody: not if it is a tracer's, or locked later."""
+    alone = not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    return alone and all(unwatched(tensor) for tensor in tensors if tensor is not None)
+
+
 class _Hot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hot: Hot, x: Tensor, bias: Tensor | None, *small: Tensor) -> Tensor:
@@ -124,8 +130,10 @@ class _Hot(torch.autograd.Function):
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
         plain = ordinary(gradient) and torch._C._has_storage(gradient)  # a batch of gradients has none of its own
         space = None
-        if plain and not torch.is_grad_enabled() and (chunk < rows or not of_x):
-            space = Space() if chunk < rows else _scratch.space
+        if plain and chunk < rows:
+            space = Space()
+        elif plain and not of_x and _keeps(gradient, *others):
+            space = _scratch.space
         for start in range(0, max(rows, 1), max(chunk, 1)):
             now = slice(start, start + chunk)
             if space is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from kronecell import compiled
@@ -32,7 +32,7 @@ _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent wh
 def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """F.linear(x, weight) by the fastest kernel; in the memory of `out`, if that is given and the kernel can do it."""
     if _plain(x, weight):
-        if _compiled_suits(x, len(weight)):
+        if _compiled_suits(x, len(weight)) and x.shape[1] == weight.shape[1]:
             return compiled.few_columns(x, weight, out)
         if _onednn_suits(x, weight):
             return _kernel(x, weight, None, "none", [], "")
@@ -121,11 +121,20 @@ def _plain(x: Tensor, small: Tensor) -> bool:
     """Whether the two are numbers in memory, and nobody wants to know what is done with them."""
     return (
         ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
-        and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see these
+        and unwatched(x)
+        and unwatched(small)
         and small.dtype == torch.float32
         and x.device.type == small.device.type == "cpu"
-        and type(x) is Tensor
         and x.is_contiguous()
         and small.is_contiguous()
         and not (torch.is_grad_enabled() and (x.requires_grad or small.requires_grad))
+    )
+
+
+def unwatched(tensor: Tensor) -> bool:
+    """Whether this is a tensor and nothing but that, and no mode of torch wants to hear of operations."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see the kernels here
+        and not (tensor.is_neg() or tensor._is_zerotensor())  # whose numbers are not those in memory
     )

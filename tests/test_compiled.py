@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -195,6 +195,33 @@ def test_second_derivatives_and_counters_of_operations_see_plain_products(monkey
         first = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()], create_graph=True)
     assert calls == ["few_columns"]
     assert all(gradient.requires_grad for gradient in first)
+
+
+class Marked(Tensor):
+    """A subclass, of which torch follows every operation."""
+
+
+@built
+@pytest.mark.parametrize(
+    "strange",
+    [lambda t: t.as_subclass(Marked), torch._neg_view, lambda t: torch._efficientzerotensor(*t.shape)],
+    ids=["subclass", "negative", "zero"],
+)
+def test_tensors_whose_numbers_are_not_simply_in_memory_go_to_torch(strange: Callable[[Tensor], Tensor]) -> None:
+    x, weight, gradient = operand(4000, 300, False), operand(8, 300, False, 1), operand(4000, 8, False, 2)
+    for left, right in ((strange(x), weight), (x, strange(weight))):
+        y = narrow.narrow(left, right)
+        assert isinstance(y, Marked) == (Marked in (type(left), type(right)))
+        assert_rounded(y.as_subclass(Tensor), left.as_subclass(Tensor) * 1, right.as_subclass(Tensor).t() * 1)
+    turned = strange(gradient)
+    sums = narrow.narrow_gradient(x, turned)
+    assert_rounded(sums.as_subclass(Tensor), turned.as_subclass(Tensor).t() * 1, x)
+
+
+@built
+def test_operands_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RuntimeError):
+        narrow.narrow(operand(4000, 300, False), operand(8, 200, False))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates
@@ -65,6 +66,25 @@ def test_gradients_are_not_overwritten_by_the_backward_of_another_layer() -> Non
     for got, want in zip(found, expected, strict=True):
         for one, other in zip(got, want, strict=True):
             assert (one - other).norm() <= (1e-12 if one.dtype == F64 else 1e-5) * other.norm()
+
+
+@pytest.mark.parametrize("mode", ["fake", "inference"])
+def test_memory_of_a_tracer_or_of_inference_is_not_used_again(mode: str) -> None:
+    fmt = kc.KCP((8, 4, 5, 3), (2, 2, 2, 2), 2, 2, 2)
+    torch.manual_seed(0)
+    layer, x = kc.TensorLinear(fmt, gates=4, order="separable"), torch.randn(9, fmt.M)
+    if mode == "fake":
+        with FakeTensorMode():
+            kc.TensorLinear(fmt, gates=4, order="separable")(torch.randn(9, fmt.M)).sum().backward()
+    else:
+        y = layer(x).sum()
+        with torch.inference_mode():
+            y.backward()
+    got = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()])
+    dense = torch.nn.functional.linear(x, layer.dense_weight(), layer.bias)
+    for one, other in zip(got, torch.autograd.grad(dense.square().sum(), [*layer.parameters()]), strict=True):
+        assert type(one) is Tensor
+        assert (one - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize("gates", [1, 4])
