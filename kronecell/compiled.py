@@ -25,10 +25,11 @@ def _load() -> Any:
         return None
     try:
         library = ctypes.CDLL(str(LIBRARY))  # which lets other threads of Python run during a call
-    except OSError:  # built for another system
+        functions = (library.few_columns, library.column_sums, library.least_depth)
+    except (OSError, AttributeError):  # built for another system, or from another version of the source
         return None
     address, whole, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    for function in (library.few_columns, library.column_sums):
+    for function in functions[:2]:
         function.argtypes = (address, whole, address, address, size, size, size, whole)
         function.restype = whole
     return library

@@ -90,9 +90,12 @@ _scratch = _Scratch()
 
 
 def _keeps(*tensors: Tensor | None) -> bool:
-    """Whether memory like that of these may be used again by anybody: not if it is a tracer's, or locked later."""
+    """Whether memory like that of these may be used again by anybody: not a tracer's, nor one that is locked later.
+
+    On a GPU it may be in use by another stream, and fresh memory costs nothing there.
+    """
     alone = not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
-    return alone and all(unwatched(tensor) for tensor in tensors if tensor is not None)
+    return alone and all(unwatched(tensor) and tensor.is_cpu for tensor in tensors if tensor is not None)
 
 
 class _Hot(torch.autograd.Function):
@@ -132,7 +135,7 @@ class _Hot(torch.autograd.Function):
         space = None
         if plain and chunk < rows:
             space = Space()
-        elif plain and not of_x and _keeps(gradient, *others):
+        elif plain and not of_x and _keeps(gradient, x, *others):
             space = _scratch.space
         for start in range(0, max(rows, 1), max(chunk, 1)):
             now = slice(start, start + chunk)

@@ -31,8 +31,8 @@ _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent wh
 
 def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """F.linear(x, weight) by the fastest kernel; in the memory of `out`, if that is given and the kernel can do it."""
-    if _plain(x, weight):
-        if _compiled_suits(x, len(weight)) and x.shape[1] == weight.shape[1]:
+    if _plain(x, weight) and x.shape[1] == weight.shape[1]:
+        if _compiled_suits(x, len(weight)):
             return compiled.few_columns(x, weight, out)
         if _onednn_suits(x, weight):
             return _kernel(x, weight, None, "none", [], "")
@@ -41,7 +41,7 @@ def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
 
 def narrow_gradient(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
     """The gradient of W, G^T x, from that of the product; added to `total`, in place, if that is given."""
-    if gradient_compiled(x, gradient, gradient.shape[1]):
+    if gradient_compiled(x, gradient, gradient.shape[1]) and len(x) == len(gradient):
         return compiled.column_sums(x, gradient, total)
     return gradient.t() @ x if total is None else total.addmm_(gradient.t(), x)
 
@@ -135,6 +135,7 @@ def unwatched(tensor: Tensor) -> bool:
     """Whether this is a tensor and nothing but that, and no mode of torch wants to hear of operations."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
+        and torch._C._has_storage(tensor)  # one of a batch of gradients has none of its own
         and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see the kernels here
         and not (tensor.is_neg() or tensor._is_zerotensor())  # whose numbers are not those in memory
     )

@@ -11,7 +11,7 @@ from math import prod
 from torch import Tensor
 
 Slot = tuple[str, str]
-SMALL, MANY = 2**19, 8  # elements of a buffer, and buffers, that are kept between calls: 16 MB at most
+SMALL, MANY = 2**19, 8  # elements of a buffer, and buffers, that are kept between calls: 16 MB of float32
 
 
 class Space:

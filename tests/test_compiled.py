@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -220,8 +221,34 @@ def test_tensors_whose_numbers_are_not_simply_in_memory_go_to_torch(strange: Cal
 
 @built
 def test_operands_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         narrow.narrow(operand(4000, 300, False), operand(8, 200, False))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        narrow.narrow_gradient(operand(4000, 300, False), operand(3999, 8, False))
+
+
+@built
+@pytest.mark.parametrize("bytes_", [False, True])
+def test_gradients_in_batches_are_those_one_by_one(bytes_: bool) -> None:
+    layer, x = kc.TensorLinear(PAPER, gates=4), operand(ROWS, PAPER.M, bytes_)
+    y, parameters = layer(x), [*layer.parameters()]
+    upstream = torch.randn(2, *y.shape, generator=torch.Generator().manual_seed(0))
+    both = torch.autograd.grad(y, parameters, upstream, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        single = torch.autograd.grad(y, parameters, upstream[i], retain_graph=True)
+        for got, want in zip(both, single, strict=True):
+            assert (got[i] - want).norm() <= 1e-5 * want.norm()
+
+
+def test_a_library_that_cannot_be_used_is_left_aside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for content in (b"not a library", None):
+        path = tmp_path / "library.so"
+        if content is not None:
+            path.write_bytes(content)
+        else:
+            path = Path(torch._C.__file__)  # a library without these kernels
+        monkeypatch.setattr(compiled, "LIBRARY", path)
+        assert compiled._load() is None
 
 
 @pytest.mark.parametrize(
