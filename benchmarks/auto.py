@@ -35,7 +35,7 @@ SKIP = 4.0  # times the cheapest prediction: not run; the best of 154 products w
 SKIP_PAPER = 8.0
 GIVE_UP = 2.0  # times the fastest: not repeated
 NEAR = 1.3
-CASE_SECONDS = 0.15
+CASE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     limit = {name: (SKIP_PAPER if name == paper else SKIP) * min(price.values()) for name in runners}
     tried = {name: runner for name, runner in runners.items() if price[name] <= limit[name]}
     calls = calls_of(tried, fmt, rows, shared, grad)
-    seconds = {name: median(values) for name, values in interleave(calls, 7, 0.07, GIVE_UP, fewest=1).items()}
+    seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP, fewest=2).items()}
     model = min(price, key=lambda name: price[name])
     tuned = pick({name: seconds[name] for name in runners if name in seconds}, model)
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
