@@ -21,7 +21,8 @@ from kronecell.processor import LANES
 COMPILED_COLUMNS = 2 * LANES  # at most
 COMPILED_DEPTH = 4096  # less than this
 COMPILED_ELEMENTS = 2**20  # of x, at least; a quarter of it for half as many columns
-ROW_CONFLICT = 256  # rows of a multiple of this length compete for the same lines of the cache
+ROW_CONFLICT, CONFLICT_DEPTH = 256, 512  # rows of a multiple of this length compete for lines of the cache; at most
+FEWEST_COLUMNS = 4  # up to so many are made as sums along rows, where rows do not compete
 MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more columns BLAS is as good or better
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
@@ -81,8 +82,8 @@ def compiled_faster(elements: int, depth: int, columns: int) -> bool:
     if LANES == 4:
         return False
     enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
-    fits = 8 <= depth < COMPILED_DEPTH and depth % ROW_CONFLICT != 0
-    return 1 < columns <= COMPILED_COLUMNS and fits and elements >= enough
+    alone = depth % ROW_CONFLICT != 0 or depth <= CONFLICT_DEPTH or columns <= FEWEST_COLUMNS
+    return 1 < columns <= COMPILED_COLUMNS and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:

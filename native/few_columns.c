@@ -11,12 +11,14 @@
  */
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define DEEP 512   /* length of the sums that are made at once: so much of w stays in cache */
 #define TALL 64    /* rows of x that are read at once where they are summed over */
 #define TILE 4     /* columns of g at once */
 #define DOTS 4     /* columns up to which they are made as sums along the rows */
 #define LINE 16    /* numbers that come from memory together */
+#define CONFLICT 256 /* rows of a multiple of this length compete for the same lines of the cache */
 #define AHEAD 8192 /* bytes of x that are asked for before they are needed, at least */
 
 #if defined(__x86_64__)

@@ -15,7 +15,8 @@ INLINE void NAME(convert)(const uint8_t *from, long stride, float *to, long to_s
 /* A block of rows times VECS registers of columns; w is packed as (depth, VECS * LANES). What comes next is asked of the
  * memory meanwhile, or made from bytes: the multipliers are busy, the rest of the core is not. */
 INLINE void NAME(block)(const float *x, long stride, const float *w, float *out, long out_stride, long depth, int columns,
-                        int first, const float *next, const uint8_t *from, float *to, const int rows, const int vecs) {
+                        int first, const float *next, long next_stride, const uint8_t *from, float *to, const int rows,
+                        const int vecs) {
     vec sums[ROWS_OF_ONE][2];
 #pragma GCC unroll 24
     for (int i = 0; i < rows; i++)
@@ -24,7 +25,7 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
     for (long k = 0; k < depth;) {
         long stop = k + LINE < depth ? k + LINE : depth;
         if (next)
-            for (int i = 0; i < rows; i++) __builtin_prefetch(next + i * stride + k);
+            for (int i = 0; i < rows; i++) __builtin_prefetch(next + i * next_stride + k);
         if (from && stop == k + LINE) {
 #pragma GCC unroll 24
             for (int i = 0; i < rows * LINE; i += LANES) *(vec *)(to + i) = NUMBERS(from + i);
@@ -57,16 +58,18 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
 
 /* All columns of a block of rows. */
 INLINE void NAME(columns_of_block)(const float *x, long stride, const float *packed, float *out, long columns, long depth,
-                                   int first, const float *next, const uint8_t *from, float *to, const int rows,
-                                   const int rows_of_two) {
+                                   int first, const float *next, long next_stride, const uint8_t *from, float *to,
+                                   const int rows, const int rows_of_two) {
     for (long c = 0; c < columns; c += 2 * LANES, packed += depth * 2 * LANES) {
         int some = columns - c < 2 * LANES ? (int)(columns - c) : 2 * LANES;
         if (some <= LANES)
-            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, from, to, rows, 1);
+            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, next_stride, from, to, rows,
+                        1);
         else
             for (int i = 0; i < rows; i += rows_of_two)
                 NAME(block)(x + i * stride, stride, packed, out + i * columns + c, columns, depth, some, first,
-                            next ? next + i * stride : next, from ? from + i * depth : from, to + i * depth, rows_of_two, 2);
+                            next ? next + i * next_stride : next, next_stride, from ? from + i * depth : from,
+                            to + i * depth, rows_of_two, 2);
         next = NULL, from = NULL; /* done with the first columns */
     }
 }
@@ -84,13 +87,15 @@ INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns,
 
 INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
                              long columns) {
-    const long size = DEEP * (columns + 2 * LANES), block = bytes ? DEEP * ROWS_OF_ONE + 240 : 0; /* not a page apart */
+    const int beside = !bytes && depth % CONFLICT == 0; /* rows that would push each other out of the cache are copied */
+    const long size = DEEP * (columns + 2 * LANES), block = bytes || beside ? (DEEP + LINE) * ROWS_OF_ONE + 240 : 0;
     float *packed = malloc(sizeof(float) * (size + 2 * block));
     if (!packed) return 1;
     for (long start = 0; start < depth; start += DEEP) {
-        long deep = depth - start < DEEP ? depth - start : DEEP, stride = bytes ? deep : depth, r = 0;
+        long deep = depth - start < DEEP ? depth - start : DEEP, r = 0;
+        long stride = bytes ? deep : beside ? deep + LINE : depth;
         long ahead = (AHEAD / (ROWS_OF_ONE * deep * 4) + 1) * ROWS_OF_ONE * depth;
-        float *now = packed + size, *then = now + block;
+        float *now = packed + size, *then = now + block; /* 240 more than a block, so that they are not pages apart */
         int ready = 0;
         NAME(pack)(w + start, depth, packed, columns, deep);
         while (r < rows) {
@@ -103,13 +108,16 @@ INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, flo
                 ready = deep == depth && rows - r >= 2 * ROWS_OF_ONE; /* the next block is all in one piece */
                 from = ready ? from + ROWS_OF_ONE * depth : NULL;
                 here = now;
+            } else if (beside) {
+                for (long i = 0; i < some; i++) memcpy(now + i * stride, here + i * depth, sizeof(float) * deep);
+                here = now;
             }
             float *to = out + r * columns;
             if (whole)
-                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, from, then, ROWS_OF_ONE,
-                                       ROWS_OF_TWO);
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, from, then,
+                                       ROWS_OF_ONE, ROWS_OF_TWO);
             else
-                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, NULL, NULL, 1, 1);
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, NULL, NULL, 1, 1);
             if (ready) now = then, then = (float *)here;
             r += some;
         }

@@ -82,10 +82,12 @@ def test_results_are_float32_whatever_torch_makes_by_default() -> None:
 
 @built
 @pytest.mark.parametrize("bytes_", [False, True])
+@pytest.mark.parametrize("depth", [360, 256, 512, 1024, 1280])  # multiples of 256 are copied before they are multiplied
 @pytest.mark.parametrize("columns", [1, 4, 7, 16, 33])
-def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, bytes_: bool) -> None:
-    x, weight = operand(53, 360, bytes_), operand(columns, 360, False, 1)
+def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, depth: int, bytes_: bool) -> None:
+    x, weight = operand(53, depth, bytes_), operand(columns, depth, False, 1)
     whole = compiled.few_columns(x, weight)
+    assert_rounded(whole, x, weight.t())
     for i in range(len(x)):
         assert torch.equal(compiled.few_columns(x[i : i + 1], weight)[0], whole[i])
 
@@ -109,7 +111,9 @@ def test_threads_divide_the_rows(monkeypatch: pytest.MonkeyPatch, columns: int) 
 
 
 @built
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 24, 1), (13, 100, 3), (25, 361, 16), (70, 600, 21)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(1, 24, 1), (13, 100, 3), (25, 361, 16), (70, 600, 21), (30, 768, 9)]
+)
 def test_nothing_is_read_or_written_beside_the_operands(rows: int, depth: int, columns: int) -> None:
     def within(tensor: Tensor) -> tuple[Tensor, Tensor]:
         """The tensor between walls of NaN."""
@@ -268,6 +272,8 @@ def test_a_library_that_cannot_be_used_is_left_aside(monkeypatch: pytest.MonkeyP
         (8, 2**20, 4095, 8, True),
         (8, 2**20, 4097, 8, False),
         (8, 2**20, 1024, 8, False),
+        (8, 2**20, 1024, 4, True),
+        (8, 2**20, 512, 8, True),
     ],
 )
 def test_they_are_used_for_large_products_of_few_columns(
