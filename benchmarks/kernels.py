@@ -45,11 +45,7 @@ def products(quick: bool) -> list[dict[str, Any]]:
                     cases["gradient, compiled"] = partial(compiled.column_sums, x, gradient)
             samples = interleave({name: inference(call) for name, call in cases.items()}, 1 if quick else 9, 0.1)
             seconds = {name: median(values) for name, values in samples.items()}
-            taken = "BLAS"
-            if narrow.compiled_suits(x, weight, columns):
-                taken = "compiled"
-            elif narrow.suits(x, weight):
-                taken = "oneDNN"
+            taken = narrow.kernel(x, weight)
             found.append({"rows": rows, "depth": depth, "columns": columns, "taken": taken, **seconds})
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
-from kronecell.narrow import autocast_off, gradient_compiled, narrow, narrow_gradient
+from kronecell.narrow import autocast_off, both_compiled, narrow, narrow_gradient
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
@@ -35,7 +35,7 @@ def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
 
 def _whole(x: Tensor, small: Tensor, op: Op) -> bool:
     """Whether a kernel takes the bytes as they are; `small` is the other operand or the gradient of the product."""
-    return op.narrow and op.a.permutation is None and gradient_compiled(op.a(x), small, op.b.groups[0])
+    return op.narrow and op.a.permutation is None and both_compiled(op.a(x), small, op.b.groups[0])
 
 
 class _ByteProduct(torch.autograd.Function):

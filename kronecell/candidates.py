@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kronecell.formats.base import Format
 from kronecell.lowering import Op
-from kronecell.network import INPUT
+from kronecell.network import INPUT, Network
 from kronecell.order import greedy, optimal
 from kronecell.plan import Plan
 from kronecell.processor import LANES
@@ -64,11 +64,7 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
     for name in fmt.orders():
         if name != "naive":
             plans[name] = fmt.plan(name, rows, gates=gates, shared=shared)
-    for traffic in TRAFFICS:
-        name = _optimal_name(traffic)
-        plan = Plan(network, optimal(network, rows, traffic), rows, name)
-        if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
-            plans[name] = plan
+    _add_optimal(plans, network, rows, rows)
     if len(network.factors) > 1 and gates * fmt.M * fmt.N <= DENSE_LIMIT:
         plans["dense"] = Plan(network, (INPUT, greedy(network.as_dense())), rows, "dense")
     for name, plan in [*plans.items()]:
@@ -77,11 +73,7 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
             plans[f"{name} wide"] = wide
     found: dict[str, Runner] = {**plans}
     if rows > FEW_ROWS:  # what pays for many rows may be too much to read again for every chunk of them
-        for traffic in TRAFFICS:
-            name = f"{_optimal_name(traffic)} for {FEW_ROWS} rows"
-            plan = Plan(network, optimal(network, FEW_ROWS, traffic), rows, name)
-            if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
-                plans[name] = plan
+        _add_optimal(plans, network, rows, FEW_ROWS, f" for {FEW_ROWS} rows")
     for name, plan in plans.items():
         chunk = max(1, CHUNK_ELEMENTS // max(1, _per_row(plan)))
         if chunk < rows:
@@ -90,8 +82,13 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
     return found
 
 
-def _optimal_name(traffic: int) -> str:
-    return f"optimal/{traffic}" if traffic else "optimal"
+def _add_optimal(plans: dict[str, Plan], network: Network, rows: int, best_for: int, ending: str = "") -> None:
+    """The orders that are optimal for `best_for` rows, as plans for `rows`, unless they are there already."""
+    for traffic in TRAFFICS:
+        name = (f"optimal/{traffic}" if traffic else "optimal") + ending
+        plan = Plan(network, optimal(network, best_for, traffic), rows, name)
+        if all(plan.tree != other.tree for other in plans.values()) and _hoists(plan) <= DENSE_LIMIT:
+            plans[name] = plan
 
 
 def _per_row(plan: Plan) -> int:

@@ -32,17 +32,27 @@ _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent wh
 
 def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """F.linear(x, weight) by the fastest kernel; in the memory of `out`, if that is given and the kernel can do it."""
+    kind = kernel(x, weight)
+    if kind == "compiled":
+        return compiled.few_columns(x, weight, out)
+    if kind == "oneDNN":
+        return _kernel(x, weight, None, "none", [], "")
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+
+
+def kernel(x: Tensor, weight: Tensor) -> str:
+    """Which one makes x W^T: compiled, oneDNN or BLAS."""
     if _plain(x, weight) and x.shape[1] == weight.shape[1]:
         if _compiled_suits(x, len(weight)):
-            return compiled.few_columns(x, weight, out)
+            return "compiled"
         if _onednn_suits(x, weight):
-            return _kernel(x, weight, None, "none", [], "")
-    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+            return "oneDNN"
+    return "BLAS"
 
 
 def narrow_gradient(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Tensor:
     """The gradient of W, G^T x, from that of the product; added to `total`, in place, if that is given."""
-    if gradient_compiled(x, gradient, gradient.shape[1]) and len(x) == len(gradient):
+    if both_compiled(x, gradient, gradient.shape[1]) and len(x) == len(gradient):
         return compiled.column_sums(x, gradient, total)
     return gradient.t() @ x if total is None else total.addmm_(gradient.t(), x)
 
@@ -65,7 +75,7 @@ def autocast_off(like: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-def faster(elements: int, depth: int, columns: int) -> bool:
+def onednn_faster(elements: int, depth: int, columns: int) -> bool:
     """Whether oneDNN is the faster for x of so many elements and sums of so many; not where nobody has measured."""
     if LANES not in MOST_COLUMNS or not 1 < columns <= COLUMNS:
         return False
@@ -86,23 +96,13 @@ def compiled_faster(elements: int, depth: int, columns: int) -> bool:
     return 1 < columns <= COMPILED_COLUMNS and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN can be asked, and is faster than BLAS."""
-    return _plain(x, weight) and _onednn_suits(x, weight)
-
-
 def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
         and x.dtype == torch.float32
-        and faster(x.numel(), *reversed(weight.shape))
+        and onednn_faster(x.numel(), *reversed(weight.shape))
         and bool(torch.backends.mkldnn.enabled)
     )
-
-
-def compiled_suits(x: Tensor, small: Tensor, columns: int) -> bool:
-    """Whether the compiled kernels can be asked, and are the fastest; `small` is W or the gradient of the product."""
-    return _plain(x, small) and _compiled_suits(x, columns)
 
 
 def _compiled_suits(x: Tensor, columns: int) -> bool:
@@ -113,9 +113,9 @@ def _compiled_suits(x: Tensor, columns: int) -> bool:
     )
 
 
-def gradient_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
-    """The same for the kernel of the gradient, which wants longer rows."""
-    return compiled_suits(x, small, columns) and x.shape[1] >= compiled.LEAST_DEPTH
+def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
+    """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants longer rows."""
+    return _plain(x, small) and _compiled_suits(x, columns) and x.shape[1] >= compiled.LEAST_DEPTH
 
 
 def _plain(x: Tensor, small: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import narrow
+from kronecell import compiled, narrow
 from kronecell.candidates import Chunked, candidates
 
 F64 = torch.float64
@@ -168,7 +168,8 @@ def test_in_chunks_nothing_is_saved_but_x_and_the_weights() -> None:
 
 @pytest.fixture
 def everything_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "faster", lambda elements, depth, columns: True)
+    for limit in ("onednn_faster", "compiled_faster"):
+        monkeypatch.setattr(narrow, limit, lambda elements, depth, columns: True)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own forward mode
@@ -199,25 +200,26 @@ def test_the_transforms_of_torch_func_and_forward_mode_see_plain_operations() ->
 @pytest.mark.usefixtures("everything_is_narrow")
 def test_the_narrow_product_keeps_its_tangents_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, tangent = torch.randn(3, 5, 8), torch.randn(4, 8), torch.randn(5, 8)
-    monkeypatch.setattr(narrow, "_kernel", lambda *arguments: pytest.fail("the kernel has no rule for this"))
+    for place, name in ((narrow, "_kernel"), (compiled, "few_columns")):
+        monkeypatch.setattr(place, name, lambda *arguments: pytest.fail("the kernel has no rule for this"))
     torch.testing.assert_close(torch.func.vmap(lambda x: narrow.narrow(x, weight))(x), x @ weight.T)
     _, forward = torch.func.jvp(lambda x: narrow.narrow(x, weight), (x[0],), (tangent,))
     torch.testing.assert_close(forward, tangent @ weight.T)
     with torch.autograd.forward_ad.dual_level():
         dual = narrow.narrow(torch.autograd.forward_ad.make_dual(x[0], tangent), weight)
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent @ weight.T)
-    compiled = torch.compile(lambda x: narrow.narrow(x, weight), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x[0]), x[0] @ weight.T)
+    graph = torch.compile(lambda x: narrow.narrow(x, weight), backend="eager", fullgraph=True)
+    torch.testing.assert_close(graph(x[0]), x[0] @ weight.T)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler does it itself
 def test_bytes_compile_into_one_graph() -> None:
     layer = kc.TensorLinear("kcp:m=4x3,n=2x2,K=2,CA=2,CB=2")
     x = torch.randint(0, 256, (5, 12), dtype=torch.uint8)
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x))
+    graph = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(graph(x), layer(x))
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x), layer(x))
+        torch.testing.assert_close(graph(x), layer(x))
 
 
 # Forms of a step -----------------------------------------------------------------------------------------------------

@@ -6,14 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kronecell import narrow
+from kronecell import compiled, narrow
 
 F64 = torch.float64
 
 
 @pytest.fixture(autouse=True)
 def wide_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of one kind of processor, whatever this one is."""
+    """The limits of one kind of processor, whatever this one is; the compiled kernels have tests of their own."""
+    monkeypatch.setattr(compiled, "library", None)
     monkeypatch.setattr(narrow, "LANES", 16)
     monkeypatch.setattr(narrow, "COLUMNS", 16)
     monkeypatch.setattr(narrow, "ELEMENTS", 2**21)
@@ -45,13 +46,13 @@ def test_the_limits_are_those_that_were_measured(
     monkeypatch.setattr(narrow, "LANES", lanes)
     monkeypatch.setattr(narrow, "COLUMNS", narrow.MOST_COLUMNS.get(lanes, 16))
     monkeypatch.setattr(narrow, "ELEMENTS", narrow.LEAST_ELEMENTS.get(lanes, 2**20))
-    assert narrow.faster(elements, depth, columns) is expected
+    assert narrow.onednn_faster(elements, depth, columns) is expected
 
 
 @pytest.mark.parametrize("columns", [2, 5, 16])
 def test_the_narrow_kernel_is_a_linear_map(columns: int) -> None:
     x, weight = torch.randn(1024 * 16, 128), torch.randn(columns, 128)
-    assert narrow.suits(x, weight)
+    assert narrow.kernel(x, weight) == "oneDNN"
     torch.testing.assert_close(narrow.narrow(x, weight).double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
 
 
@@ -72,13 +73,13 @@ NOT_NARROW = {
 @pytest.mark.parametrize("case", NOT_NARROW)
 def test_everything_else_takes_the_ordinary_kernel(case: str) -> None:
     x, weight = NOT_NARROW[case]
-    assert not narrow.suits(x, weight)
+    assert narrow.kernel(x, weight) == "BLAS"
     assert narrow.narrow(x, weight).shape == (len(x), len(weight))
 
 
 def test_without_onednn_the_ordinary_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(2**14, 128), torch.randn(4, 128)
     with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-        assert not narrow.suits(x, weight)
+        assert narrow.kernel(x, weight) == "BLAS"
     monkeypatch.setattr(narrow, "_kernel", None)
     torch.testing.assert_close(narrow.narrow(x, weight), F.linear(x, weight))
