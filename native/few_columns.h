@@ -182,24 +182,27 @@ TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *
     return NAME(few_columns)(x, 1, w, out, rows, depth, columns);
 }
 
-/* out (TILE, WIDE) += g^T x for a block of rows; only the first `lines` of them, and the columns from `skip` on. */
+/* out (TILE, WIDE) += g^T x for a block of rows; only the first `lines` of them, and the columns from `skip` on. Of what
+ * is needed later, `ask` lines of memory are asked for with every GROUP of rows: more at once would have to wait. */
 INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, float *out, long depth, long rows,
-                       long lines, long skip, const float *next) {
+                       long lines, long skip, const float *next, long ask) {
     vec sums[TILE][WIDE / LANES];
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
         for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = (vec){0};
-    for (long r = 0; r < rows; r++, x += stride, g += columns) {
-        if (next)
-            for (int v = 0; v < WIDE; v += LINE) __builtin_prefetch(next + r * WIDE + v, 0, 2); /* far from now */
-        vec b[WIDE / LANES];
+    for (long start = 0; start < rows; start += GROUP) {
+        long stop = start + GROUP < rows ? start + GROUP : rows;
+        for (long i = 0; i < ask; i++, next += LINE) __builtin_prefetch(next, 0, 2);
+        for (long r = start; r < stop; r++, x += stride, g += columns) {
+            vec b[WIDE / LANES];
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
+            for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
 #pragma GCC unroll 4
-        for (int n = 0; n < TILE; n++)
+            for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-            for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+                for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+        }
     }
     float line[TILE][WIDE];
 #pragma GCC unroll 4
@@ -215,24 +218,27 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
                              long columns) {
     float *last = calloc(TALL * TILE + (bytes ? TALL * depth : 0), sizeof(float)), *numbers = last + TALL * TILE;
     if (!last) return 1;
-    long whole = columns - columns % TILE;
+    const long whole = columns - columns % TILE, tiles = (columns + TILE - 1) / TILE * ((depth + WIDE - 1) / WIDE);
+    const long ask = bytes ? 0 : (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
     for (long r = 0; r < rows; r += TALL, g += TALL * columns) {
         long tall = rows - r < TALL ? rows - r : TALL;
         const float *here = (const float *)x + r * depth, *next = here + TALL * depth;
         if (bytes) {
             NAME(convert)((const uint8_t *)x + r * depth, depth, numbers, depth, tall, depth);
-            here = numbers, next = NULL;
+            here = numbers;
         }
         for (long i = 0; i < tall; i++)
             for (long n = whole; n < columns; n++) last[i * TILE + n - whole] = g[i * columns + n];
-        for (long k = 0; k < depth; k += WIDE, next = next ? next + TALL * WIDE : next) {
+        for (long k = 0; k < depth; k += WIDE) {
             long skip = k + WIDE > depth ? k + WIDE - depth : 0;
-            const float *from = here + k - skip, *ask = next;
+            const float *from = here + k - skip;
             float *to = out + k - skip;
-            for (long n = 0; n < whole; n += TILE, ask = NULL)
-                NAME(tile)(from, depth, g + n, columns, to + n * depth, depth, tall, TILE, skip, ask);
-            if (whole < columns)
-                NAME(tile)(from, depth, last, TILE, to + whole * depth, depth, tall, columns - whole, skip, ask);
+            for (long n = 0; n < whole; n += TILE, next += ask * (TALL / GROUP) * LINE)
+                NAME(tile)(from, depth, g + n, columns, to + n * depth, depth, tall, TILE, skip, next, ask);
+            if (whole < columns) {
+                NAME(tile)(from, depth, last, TILE, to + whole * depth, depth, tall, columns - whole, skip, next, ask);
+                next += ask * (TALL / GROUP) * LINE;
+            }
         }
     }
     free(last);
