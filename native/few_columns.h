@@ -17,6 +17,8 @@ INLINE void NAME(convert)(const uint8_t *from, long stride, float *to, long to_s
 INLINE void NAME(block)(const float *x, long stride, const float *w, float *out, long out_stride, long depth, int columns,
                         int first, const float *next, long next_stride, const uint8_t *from, float *to, const int rows,
                         const int vecs) {
+    const int joined = next_stride == depth; /* rows without gaps are asked for as they lie, line after line */
+    const long ask_row = joined ? LINE : next_stride, ask_k = joined ? rows : 1;
     vec sums[ROWS_OF_ONE][2];
 #pragma GCC unroll 24
     for (int i = 0; i < rows; i++)
@@ -25,7 +27,7 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
     for (long k = 0; k < depth;) {
         long stop = k + LINE < depth ? k + LINE : depth;
         if (next)
-            for (int i = 0; i < rows; i++) __builtin_prefetch(next + i * next_stride + k);
+            for (int i = 0; i < rows; i++) __builtin_prefetch(next + k * ask_k + i * ask_row);
         if (from && stop == k + LINE) {
 #pragma GCC unroll 24
             for (int i = 0; i < rows * LINE; i += LANES) *(vec *)(to + i) = NUMBERS(from + i);
