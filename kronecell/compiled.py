@@ -25,13 +25,15 @@ def _load() -> Any:
         return None
     try:
         library = ctypes.CDLL(str(LIBRARY))  # which lets other threads of Python run during a call
-        functions = (library.few_columns, library.column_sums, library.least_depth)
+        single = (library.few_columns, library.column_sums)
+        folded = (library.few_columns_folded, library.column_sums_folded)
     except (OSError, AttributeError):  # built for another system, or from another version of the source
         return None
     address, whole, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    for function in functions[:2]:
+    for function in single:
         function.argtypes = (address, whole, address, address, size, size, size, whole)
-        function.restype = whole
+    for function, operands in zip(folded, (4, 5), strict=True):
+        function.argtypes = (address, whole, *[address] * operands, *[size] * 7, whole)
     return library
 
 
@@ -53,9 +55,50 @@ def column_sums(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Ten
     return result
 
 
+def few_columns_folded(
+    x: Tensor, weight: Tensor, factors: Tensor, y: Tensor | None, z: Tensor, sizes: tuple[int, int, int, int, int]
+) -> None:
+    """x W^T, into `y` if that is given, and folded up into `z`; see native/folded.h. The sizes are those of fold.py."""
+    places, columns, shared, inner, others = sizes
+    _check(
+        library.few_columns_folded(
+            x.data_ptr(), x.dtype == torch.uint8, weight.data_ptr(), factors.data_ptr(),
+            None if y is None else y.data_ptr(), z.data_ptr(),
+            len(x) // places, places, x.shape[1], columns, shared, inner, others, _threads(x, columns),
+        )
+    )  # fmt: skip
+
+
+def column_sums_folded(
+    x: Tensor,
+    factors: Tensor,
+    y: Tensor,
+    upstream: Tensor,
+    of_weight: Tensor,
+    of_factors: Tensor,
+    sizes: tuple[int, int, int, int, int],
+) -> None:
+    """The gradients of W and of the factors, added to the last two, from that of z."""
+    places, columns, shared, inner, others = sizes
+    _check(
+        library.column_sums_folded(
+            x.data_ptr(), x.dtype == torch.uint8, factors.data_ptr(), y.data_ptr(), upstream.data_ptr(),
+            of_weight.data_ptr(), of_factors.data_ptr(),
+            len(x) // places, places, x.shape[1], columns, shared, inner, others, _threads(x, columns),
+        )
+    )  # fmt: skip
+
+
 def _run(kernel: Callable[..., int], x: Tensor, small: Tensor, result: Tensor, columns: int) -> None:
     rows, depth = x.shape
-    threads = max(1, min(torch.get_num_threads(), x.numel() * columns // WORTH_A_THREAD))
     addresses = (x.data_ptr(), x.dtype == torch.uint8, small.data_ptr(), result.data_ptr())
-    if kernel(*addresses, rows, depth, columns, threads):
+    _check(kernel(*addresses, rows, depth, columns, _threads(x, columns)))
+
+
+def _threads(x: Tensor, columns: int) -> int:
+    return max(1, min(torch.get_num_threads(), x.numel() * columns // WORTH_A_THREAD))
+
+
+def _check(failed: int) -> None:
+    if failed:
         raise MemoryError("a kernel for few columns found no memory for its buffers")

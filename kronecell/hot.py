@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronecell.fold import Fold
 from kronecell.lowering import Op, View
 from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.space import Slot, Space
@@ -28,6 +29,7 @@ class Hot:
     last: View
     straight: bool
     chunk: int | None = None  # rows at a time
+    fold: Fold | None = None  # the first two steps, if a kernel can make them together
 
 
 def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -42,20 +44,42 @@ def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -
 
 def _run(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:
     if hot.chunk is None or len(x) <= hot.chunk:
-        return _end(hot, _lefts(hot.ops[:-1], x, small)[-1], small[-1], bias, straight)
+        return _forward(hot, x, small, bias, straight)[0]
     parts = x.split(hot.chunk)
     if not straight and not ordinary(x):
         whole = replace(hot, chunk=None)
         return torch.cat([_run(whole, part, small, bias, straight) for part in parts])
     space, result, done = Space(), None, 0
     for part in parts:
-        lefts = _lefts(hot.ops[:-1], part, small, space.next_chunk())
-        y = _end(hot, lefts[-1], small[-1], bias, straight, space)
+        y, _ = _forward(hot, part, small, bias, straight, space.next_chunk())
         result = y.new_empty(len(x), y.shape[1]) if result is None else result
         result[done : done + len(part)] = y
         done += len(part)
     assert result is not None
     return result
+
+
+def _forward(
+    hot: Hot,
+    x: Tensor,
+    small: Sequence[Tensor],
+    bias: Tensor | None,
+    straight: bool,
+    space: Space | None = None,
+    keep: bool = False,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """All steps, with what x is before each; without `keep` the first of these intermediates may be missing."""
+    folds_last = hot.fold is not None and len(hot.ops) == 2 and hot.fold.suits(x, small)
+    lefts = _lefts(hot, len(hot.ops) - (not folds_last), x, small, space, keep)
+    if folds_last:
+        y = hot.last(_there(lefts.pop()))
+        return y if bias is None else y + bias, lefts
+    return _end(hot, _there(lefts[-1]), small[-1], bias, straight, space), lefts
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
 
 
 def _end(
@@ -111,10 +135,10 @@ class _Hot(torch.autograd.Function):
         if hot.chunk is not None and len(x) > hot.chunk:
             ctx.save_for_backward(first, *kept)
             return _run(hot, x, small, bias, hot.straight)
-        lefts = _lefts(hot.ops[:-1], x, small)
+        y, lefts = _forward(hot, x, small, bias, hot.straight, keep=len(small) > 1 and of_small[1])
         middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
         ctx.save_for_backward(first, *kept, *middle)
-        return _end(hot, lefts[-1], small[-1], bias, hot.straight)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -143,7 +167,7 @@ class _Hot(torch.autograd.Function):
                 space.next_chunk()
             lefts: Sequence[Tensor | None] = [x, *middle]
             if x is not None and (torch.is_grad_enabled() or not middle):
-                lefts = _lefts(hot.ops[: _last(of_small)], x if chunk == rows else x[now], small, space)
+                lefts = _lefts(hot, _last(of_small), x if chunk == rows else x[now], small, space)
             flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total, space)
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
@@ -161,12 +185,15 @@ def _last(flags: Sequence[bool]) -> int:
     return max((i for i, flag in enumerate(flags) if flag), default=0)
 
 
-def _lefts(ops: Sequence[Op], x: Tensor, small: Sequence[Tensor | None], space: Space | None = None) -> list[Tensor]:
-    """x, and what it is after every one of these steps."""
-    lefts = [x]
-    for op, operand in zip(ops, small, strict=False):
-        assert operand is not None
-        lefts.append(op.product(lefts[-1], operand, space))
+def _lefts(
+    hot: Hot, steps: int, x: Tensor, small: Sequence[Tensor | None], space: Space | None = None, keep: bool = True
+) -> list[Tensor | None]:
+    """x, and what it is after every one of the first steps; what follows from it at once may be left out."""
+    lefts: list[Tensor | None] = [x]
+    if steps > 1 and hot.fold is not None and hot.fold.suits(x, small):
+        lefts += hot.fold.run(x, small, keep, space)
+    for op, operand in zip(hot.ops[len(lefts) - 1 : steps], small[len(lefts) - 1 : steps], strict=True):
+        lefts.append(op.product(_there(lefts[-1]), _there(operand), space))
     return lefts
 
 
@@ -184,14 +211,18 @@ def _backward(
     gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
     for i in reversed(range(len(small))):
         op, left, operand = hot.ops[i], lefts[i] if i < len(lefts) else None, small[i]
+        if i == 1 and hot.fold is not None and not of_x and all(of_small[:2]):
+            gradient = gradient.contiguous()
+            if hot.fold.suits_backward(lefts[0], left, operand, gradient):
+                operands = _there(lefts[0]), _there(left), _there(operand)
+                total[:2] = hot.fold.gradients(*operands, gradient, total[:2])
+                return None
         whole = op.product_gradient(gradient)
         if of_small[i]:
-            assert left is not None
-            total[i] = op.small_gradient(left, whole, total[i], space)
+            total[i] = op.small_gradient(_there(left), whole, total[i], space)
         if not of_x and not any(of_small[:i]):
             return None
-        assert operand is not None
-        gradient = op.big_gradient(operand, whole, space)
+        gradient = op.big_gradient(_there(operand), whole, space)
         if i:
             gradient = _regrouped(gradient, hot.ops[i - 1].shape, space, (op.out, "regrouped"))
     return gradient

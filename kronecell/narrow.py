@@ -42,7 +42,7 @@ def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
 
 def kernel(x: Tensor, weight: Tensor) -> str:
     """Which one makes x W^T: compiled, oneDNN or BLAS."""
-    if _plain(x, weight) and x.shape[1] == weight.shape[1]:
+    if plain(x, weight) and x.shape[1] == weight.shape[1]:
         if _compiled_suits(x, len(weight)):
             return "compiled"
         if _onednn_suits(x, weight):
@@ -115,10 +115,10 @@ def _compiled_suits(x: Tensor, columns: int) -> bool:
 
 def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
     """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants longer rows."""
-    return _plain(x, small) and _compiled_suits(x, columns) and x.shape[1] >= compiled.LEAST_DEPTH
+    return plain(x, small) and _compiled_suits(x, columns) and x.shape[1] >= compiled.LEAST_DEPTH
 
 
-def _plain(x: Tensor, small: Tensor) -> bool:
+def plain(x: Tensor, small: Tensor) -> bool:
     """Whether the two are numbers in memory, and nobody wants to know what is done with them."""
     return (
         ordinary(x)  # first of all: a tracer would take a look at sizes for a condition

@@ -14,8 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.bytes import byte_product
+from kronecell.bytes import SCALE, byte_product
 from kronecell.errors import PlanError, ShapeError
+from kronecell.fold import fold_of
 from kronecell.hot import Hot, run_hot
 from kronecell.lowering import Program, constant_tensor, lower
 from kronecell.network import Network
@@ -147,7 +148,11 @@ class Plan:
 
     @cached_property
     def _hot(self) -> Hot:
-        return Hot(self.program.hot, self.program.last, self.program.straight)
+        return _hot(self.program)
+
+    @cached_property
+    def _byte_hot(self) -> Hot:
+        return _hot(self.byte_program)
 
     def _apply_bytes(
         self, rows: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None, chunk: int | None
@@ -159,8 +164,13 @@ class Plan:
             small = [op.lay_out(prepared[op.right]) for op in program.hot]
         first, *rest = program.hot
         hot = Hot(tuple(rest), program.last, program.straight)
+        fold, learns = self._byte_hot.fold, torch.is_grad_enabled() and any(t.requires_grad for t in small)
 
         def run(part: Tensor) -> Tensor:
+            if fold is not None and not learns:
+                scaled = [small[0] * SCALE, *small[1:]]
+                if fold.suits(part, scaled):
+                    return run_hot(self._byte_hot, part, scaled, bias)
             x = byte_product(part, small[0], first)
             if rest:
                 return run_hot(hot, x, small[1:], bias)
@@ -206,6 +216,10 @@ class Plan:
             f"largest intermediate for {self.rows:,} row(s): {self.peak:,} elements"
         )
         return "\n".join(lines)
+
+
+def _hot(program: Program) -> Hot:
+    return Hot(program.hot, program.last, program.straight, fold=fold_of(program.hot))
 
 
 def check_tensor(value: object, what: str) -> Tensor:

@@ -76,6 +76,9 @@ INLINE void NAME(columns_of_block)(const float *x, long stride, const float *pac
     }
 }
 
+/* As many numbers as fill whole registers. */
+INLINE long NAME(width)(long numbers) { return (numbers + LANES - 1) / LANES * LANES; }
+
 /* w (columns, depth) as stripes of two registers, the last perhaps of one: (depth, width) each, filled with zeros. */
 INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns, long depth) {
     for (long c = 0; c < columns; c += 2 * LANES) {
@@ -87,19 +90,16 @@ INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns,
     }
 }
 
-INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
-                             long columns) {
+/* x w^T for w packed slice by slice (DEEP of its depth each); `scratch` is for rows that are copied or made of bytes. */
+INLINE void NAME(packed_columns)(const void *x, const int bytes, const float *packed, float *scratch, float *out, long rows,
+                                 long depth, long columns) {
     const int beside = !bytes && depth % CONFLICT == 0; /* rows that would push each other out of the cache are copied */
-    const long size = DEEP * (columns + 2 * LANES), block = bytes || beside ? (DEEP + LINE) * ROWS_OF_ONE + 240 : 0;
-    float *packed = malloc(sizeof(float) * (size + 2 * block));
-    if (!packed) return 1;
     for (long start = 0; start < depth; start += DEEP) {
         long deep = depth - start < DEEP ? depth - start : DEEP, r = 0;
         long stride = bytes ? deep : beside ? deep + LINE : depth;
         long ahead = (AHEAD / (ROWS_OF_ONE * deep * 4) + 1) * ROWS_OF_ONE * depth;
-        float *now = packed + size, *then = now + block; /* 240 more than a block, so that they are not pages apart */
+        float *now = scratch, *then = now + BLOCK; /* these are not pages apart */
         int ready = 0;
-        NAME(pack)(w + start, depth, packed, columns, deep);
         while (r < rows) {
             int whole = rows - r >= ROWS_OF_ONE, some = whole ? ROWS_OF_ONE : 1;
             const float *here = (const float *)x + r * depth + start, *next = bytes || !whole ? NULL : here + ahead;
@@ -123,9 +123,8 @@ INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, flo
             if (ready) now = then, then = (float *)here;
             r += some;
         }
+        packed += deep * NAME(width)(columns);
     }
-    free(packed);
-    return 0;
 }
 
 /* DOTS columns of some rows at once, each as sums along the row: x is read as it comes, a register at a time. */
@@ -160,23 +159,52 @@ INLINE void NAME(dots)(const float *x, const float *w, float *out, long depth, l
     }
 }
 
-/* The same product for at most DOTS columns. */
-INLINE int NAME(few_dots)(const float *x, const float *w, float *out, long rows, long depth, long columns) {
-    const long padded = (depth + LANES - 1) / LANES * LANES, ahead = AHEAD / 4 / depth / ROWS_OF_DOTS + 1;
-    float *zeros = calloc(DOTS * padded, sizeof(float));
-    if (!zeros) return 1;
-    for (long c = 0; c < columns; c++)
-        for (long k = 0; k < depth; k++) zeros[c * padded + k] = w[c * depth + k];
+/* The same product for at most DOTS columns; w is filled with zeros up to whole registers. */
+INLINE void NAME(dot_columns)(const float *x, const float *zeros, float *out, long rows, long depth, long columns) {
+    const long padded = NAME(width)(depth), ahead = AHEAD / 4 / depth / ROWS_OF_DOTS + 1;
     long r = 0;
     for (; r + ROWS_OF_DOTS <= rows; r += ROWS_OF_DOTS, x += ROWS_OF_DOTS * depth, out += ROWS_OF_DOTS * columns)
         NAME(dots)(x, zeros, out, depth, padded, columns, x + ahead * ROWS_OF_DOTS * depth, ROWS_OF_DOTS);
     for (; r < rows; r++, x += depth, out += columns) NAME(dots)(x, zeros, out, depth, padded, columns, NULL, 1);
-    free(zeros);
+}
+
+INLINE int NAME(by_dots)(const int bytes, long depth, long columns) {
+    return !bytes && columns <= DOTS && depth >= 8 * LANES;
+}
+
+/* What `multiply` takes: w laid out, and behind it memory to work in. NULL if there is none. */
+INLINE float *NAME(prepare)(const float *w, const int bytes, long depth, long columns) {
+    if (NAME(by_dots)(bytes, depth, columns)) {
+        const long padded = NAME(width)(depth);
+        float *zeros = calloc(DOTS * padded, sizeof(float));
+        for (long c = 0; zeros && c < columns; c++) memcpy(zeros + c * padded, w + c * depth, sizeof(float) * depth);
+        return zeros;
+    }
+    const long wide = NAME(width)(columns);
+    float *packed = malloc(sizeof(float) * (depth * wide + 2 * BLOCK));
+    for (long start = 0; packed && start < depth; start += DEEP)
+        NAME(pack)(w + start, depth, packed + start * wide, columns, depth - start < DEEP ? depth - start : DEEP);
+    return packed;
+}
+
+INLINE void NAME(multiply)(const void *x, const int bytes, float *prepared, float *out, long rows, long depth,
+                           long columns) {
+    if (NAME(by_dots)(bytes, depth, columns))
+        NAME(dot_columns)(x, prepared, out, rows, depth, columns);
+    else
+        NAME(packed_columns)(x, bytes, prepared, prepared + depth * NAME(width)(columns), out, rows, depth, columns);
+}
+
+INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
+                             long columns) {
+    float *prepared = NAME(prepare)(w, bytes, depth, columns);
+    if (!prepared) return 1;
+    NAME(multiply)(x, bytes, prepared, out, rows, depth, columns);
+    free(prepared);
     return 0;
 }
 
 TARGET static int NAME(few_columns_float)(const void *x, const float *w, float *out, long rows, long depth, long columns) {
-    if (columns <= DOTS && depth >= 8 * LANES) return NAME(few_dots)(x, w, out, rows, depth, columns);
     return NAME(few_columns)(x, 0, w, out, rows, depth, columns);
 }
 
@@ -256,6 +284,8 @@ TARGET static int NAME(column_sums_bytes)(const void *x, const float *g, float *
 }
 
 TARGET static int NAME(wide)(void) { return WIDE; }
+
+#include "folded.h"
 
 #undef vec
 #undef INLINE

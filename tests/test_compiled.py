@@ -25,6 +25,8 @@ EPS = torch.finfo(torch.float32).eps
 PAPER = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
 ROWS = 20  # of the paper's layer: enough for the kernels to be used
 
+KERNELS = ("few_columns", "column_sums", "few_columns_folded", "column_sums_folded")
+
 built = pytest.mark.skipif(compiled.library is None, reason="the compiled kernels are not built: no C compiler")
 used = pytest.mark.skipif(narrow.LANES == 4, reason="the compiled kernels are not used on this kind of processor")
 
@@ -161,8 +163,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return call
 
     with monkeypatch.context() as patch:
-        both = {name: follow(name) for name in ("few_columns", "column_sums")}
-        patch.setattr(compiled, "library", SimpleNamespace(**both))
+        patch.setattr(compiled, "library", SimpleNamespace(**{name: follow(name) for name in KERNELS}))
         yield calls
 
 
@@ -177,13 +178,17 @@ def test_a_layer_of_the_papers_size_uses_them_and_agrees_with_double_precision(
     with counted(monkeypatch) as calls:
         y = layer(x)
         gradients = torch.autograd.grad(y.square().sum(), [*layer.parameters()])
-    assert calls == ["few_columns", "column_sums"]
+    assert calls == (["few_columns", "column_sums"] if bytes_ else ["few_columns_folded", "column_sums_folded"])
     exact = kc.TensorLinear(PAPER, gates=4).double()
     exact.load_state_dict(layer.state_dict())
     expected = exact(x if bytes_ else x.double())
     wanted = torch.autograd.grad(expected.square().sum(), [*exact.parameters()])
     for got, want in zip((y, *gradients), (expected, *wanted), strict=True):
         assert (got - want).norm() <= 3e-6 * want.norm()
+    with counted(monkeypatch) as calls, torch.no_grad():
+        got = layer(x)
+    assert calls == ["few_columns_folded"]
+    assert (got - expected).norm() <= 3e-6 * expected.norm()
 
 
 @built
@@ -198,7 +203,7 @@ def test_second_derivatives_and_counters_of_operations_see_plain_products(monkey
     assert counter.get_total_flops() == 2 * (ROWS * 4 * 234_240 + plan.hoisted_macs)
     with counted(monkeypatch) as calls:
         first = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()], create_graph=True)
-    assert calls == ["few_columns"]
+    assert calls == ["few_columns"]  # "separable" has gates of its own in every product, and nothing to fold
     assert all(gradient.requires_grad for gradient in first)
 
 

@@ -19,6 +19,7 @@ LAYERS = [
     {"compiled", "processor", "space"},
     {"narrow"},
     {"lowering"},
+    {"fold"},
     {"hot", "bytes"},
     {"plan"},
     {"split"},

@@ -1,0 +1,103 @@
+"""The first two products in one kernel: what x makes of few columns is folded up while it is in the cache.
+
+y (rows, places, columns) = x (rows, places, depth) W^T is by far the largest intermediate of most plans, and the second
+product sums over its places: z[r, o, c] = sum over p of y[r, p, c] f[p, o, c]. Where gates have factors of their own, f
+depends on c by its gate alone. As batches of small matrices, BLAS takes longer for this than its multiply-adds explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+
+from kronecell import compiled
+from kronecell.lowering import Op
+from kronecell.narrow import COMPILED_COLUMNS, both_compiled, kernel, plain
+from kronecell.space import Space
+
+MOST_OTHERS = 16  # with more, a batch of products is as fast
+MOST_FACTORS = 2**15  # elements of f, which is read again for every row
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Two steps, and the sizes of their indices; columns count as (any, shared, inner)."""
+
+    first: Op
+    second: Op
+    places: int
+    columns: int
+    shared: int
+    inner: int
+    others: int
+
+    def suits(self, x: Tensor, small: Sequence[Tensor | None]) -> bool:
+        """Whether the kernel takes these operands of the two steps."""
+        weight, factors = small[0], small[1]
+        assert weight is not None and factors is not None
+        return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
+
+    def suits_backward(self, x: Tensor | None, y: Tensor | None, factors: Tensor | None, upstream: Tensor) -> bool:
+        """The same for the gradients of both small operands."""
+        if x is None or y is None or factors is None:
+            return False
+        return self._fits(x, factors) and plain(x, upstream) and both_compiled(self.first.a(x), y, self.columns)
+
+    def _fits(self, x: Tensor, factors: Tensor) -> bool:
+        return x.shape[1] == self.places * self.first.a.groups[1] and plain(x, factors)
+
+    def run(
+        self, x: Tensor, small: Sequence[Tensor | None], keep: bool, space: Space | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """y, if it is to be kept, and z, both as the two steps make them."""
+        weight, factors = small[0], small[1]
+        assert weight is not None and factors is not None
+        like, y = weight, None
+        if keep:
+            shape = (len(x) * self.places, self.columns)
+            y = like.new_empty(shape) if space is None else space.take((self.first.out, "product"), shape, like)
+        z = like.new_empty(len(x), self.others * self.columns)
+        compiled.few_columns_folded(self.first.a(x), weight, factors, y, z, self.sizes)
+        return y, z.view(self.second.shape)
+
+    def gradients(
+        self, x: Tensor, y: Tensor, factors: Tensor, upstream: Tensor, totals: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Those of both small operands from that of z; added to `totals`, in place, if given."""
+        of_weight, of_factors = totals
+        if of_weight is None:
+            of_weight = y.new_zeros(self.columns, self.first.a.groups[1])
+        if of_factors is None:
+            of_factors = y.new_zeros(factors.shape)
+        compiled.column_sums_folded(self.first.a(x), factors, y, upstream, of_weight, of_factors, self.sizes)
+        return of_weight, of_factors
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """As the kernels take them."""
+        return self.places, self.columns, self.shared, self.inner, self.others
+
+
+def fold_of(ops: Sequence[Op]) -> Fold | None:
+    """The first two steps as a fold, if they are one, whatever they are applied to."""
+    if len(ops) < 2:
+        return None
+    first, second = ops[:2]
+    as_it_lies = first.narrow and first.a.permutation is None and second.spread and second.b.permutation is None
+    if not as_it_lies:
+        return None
+    (_, places, columns), (others, summed) = second.b.groups, second.a.groups
+    shared, inner = 1, columns
+    if second.diagonal is not None:
+        shape, pair, at = second.diagonal
+        if pair != 1:  # more than the rows before the places
+            return None
+        shared, inner = shape[at], prod(shape[at + 1 :])
+        others //= shared
+    small = columns <= COMPILED_COLUMNS and others <= MOST_OTHERS and places * columns * others <= MOST_FACTORS
+    if not small or summed != places or columns != first.b.groups[0]:
+        return None
+    return Fold(first, second, places, columns, shared, inner, others)
