@@ -2,7 +2,7 @@
  * same for all columns c with the same g, their index among `shared`. y is folded up while it is in the cache.
  *
  * Columns count as (c / (shared * inner), g, c % inner); f is given as (shared, others, P), z as (R, shared, others, the
- * rest of the columns). `others` go four at a time. */
+ * rest of the columns). `others` go four at a time; columns may fill two registers at most. */
 #define FOUR 4
 
 typedef struct NAME(folding) {

@@ -72,7 +72,7 @@ def test_the_kernels_are_two_products_and_their_gradients(
 
 
 @built
-@pytest.mark.parametrize("columns", [4, 7, 16])
+@pytest.mark.parametrize("columns", [4, 7, COMPILED_COLUMNS])
 def test_a_row_has_the_same_bits_alone_among_others_and_with_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_with_any_number_of_threa
 
 
 @built
-@pytest.mark.parametrize(("columns", "others"), [(1, 1), (7, 3), (16, 4)])
+@pytest.mark.parametrize(("columns", "others"), [(1, 1), (7, 3), (COMPILED_COLUMNS, 4)])
 def test_nothing_is_read_or_written_beside_the_operands(columns: int, others: int) -> None:
     rows, places, depth = 3, 13, compiled.LEAST_DEPTH + 5
     memories = []
