@@ -9,9 +9,10 @@ memory before and after one forward and backward at full size. Linux only: there
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,35 @@ def child(spec: str, shared: bool, rows: int) -> dict[str, float]:
     return {"x": 4 * x.numel(), "above_x": resident("VmHWM") - before, "parameters": parameters}
 
 
-def measure(spec: str, shared: bool, rows: int) -> dict[str, Any]:
-    """Run the child; a failure is reported with its reason."""
-    code = f"from benchmarks.memory import child; import json; print(json.dumps(child({spec!r}, {shared}, {rows})))"
+def attempt(case: tuple[str, bool, int]) -> dict[str, Any]:
+    """What the child finds; a failure is reported with its reason."""
+    try:
+        return child(*case)
+    except Exception as error:
+        return {"reason": f"{type(error).__name__}: {error}"}
+
+
+def parent() -> None:
+    """Cases as JSON in, a line of JSON for each out. This process loads all modules once, and does nothing else."""
+    cases = json.load(sys.stdin)
+    # A new process for every case; two at a time do not add to each other's memory.
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        for found in pool.imap(attempt, cases, chunksize=1):
+            print(json.dumps(found), flush=True)
+
+
+def measure(cases: list[tuple[str, bool, int]]) -> Iterator[dict[str, Any]]:
+    """What every case needs, in order."""
+    code = "from benchmarks.memory import parent; parent()"
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
-    if done.returncode:
-        return {"reason": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(cases))
+        process.stdin.close()
+        for _ in cases:
+            line = process.stdout.readline()
+            yield json.loads(line) if line else {"reason": "the process ended early"}
 
 
 def run(options: Options) -> None:
@@ -83,16 +104,15 @@ def run(options: Options) -> None:
         for label in known
         for shared in ((False, True) if label != "dense" and not options.quick else (False,))
     ]
-    with ThreadPoolExecutor(2) as pool:  # two processes at a time: one does not add to the memory of the other
-        cases = pool.map(lambda case: measure(str(known[case[0]]), case[1], rows), wanted)
-        for (label, shared), case in zip(wanted, cases, strict=True):
-            options.say(f"memory: {label} {'shared' if shared else 'unshared'}")
-            found.append({"format": label, "shared": shared, "rows": rows, **case})
-            if "reason" in case:
-                lines.append((label, shared, "", "", f"not run: {case['reason']}"))
-            else:
-                above, x = case["above_x"] / MEGABYTE, case["x"] / MEGABYTE
-                lines.append((label, "yes" if shared else "no", f"{above:.1f}", f"{above / x:.2f}", case["parameters"]))
+    results = measure([(str(known[label]), shared, rows) for label, shared in wanted])
+    for (label, shared), case in zip(wanted, results, strict=True):
+        options.say(f"memory: {label} {'shared' if shared else 'unshared'}")
+        found.append({"format": label, "shared": shared, "rows": rows, **case})
+        if "reason" in case:
+            lines.append((label, shared, "", "", f"not run: {case['reason']}"))
+        else:
+            above, x = case["above_x"] / MEGABYTE, case["x"] / MEGABYTE
+            lines.append((label, "yes" if shared else "no", f"{above:.1f}", f"{above / x:.2f}", case["parameters"]))
     head = ("format", "gates share", "peak above x, MB", "over the size of x", "parameters")
     text = f"""# Peak memory of forward and backward, {rows} rows, four gates
 
