@@ -72,7 +72,8 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
     if paper in seconds and seconds[paper] <= 4 * seconds[tuned] and paper not in serious:
         serious.append(paper)
-    samples = interleave({name: calls[name] for name in serious}, 1 if quick else 15, CASE_SECONDS)
+    again = {name: calls[name] for name in serious}
+    samples = interleave(again, 1 if quick else 15, CASE_SECONDS, called=seconds)
     medians = {name: median(values) for name, values in samples.items()}
     best = min(medians, key=lambda name: medians[name])
     far = seconds[paper] / seconds[tuned] if paper in seconds else None

@@ -112,7 +112,7 @@ def measure(quantity: str, values: list[int], makers: dict[str, Make], quick: bo
             cheapest = min(predict(runner, rows, training=False) for runner in known.values())
             fewest = min(fmt.plan("optimal", rows, gates=GATES).macs * rows, 4 * fmt.M * fmt.N * rows)
             counted[f"{name} {value}"] = (float(fewest), cheapest)
-    samples = interleave(cases, 1 if quick else 9, 0.0 if quick else 0.2)
+    samples = interleave(cases, 1 if quick else 9, 0.0 if quick else 0.1)
     curves = []
     for name in makers:
         names = [f"{name} {value}" for value in values]

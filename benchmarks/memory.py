@@ -73,6 +73,7 @@ def attempt(case: tuple[str, bool, int]) -> dict[str, Any]:
 def parent() -> None:
     """Cases as JSON in, a line of JSON for each out. This process loads all modules once, and does nothing else."""
     cases = json.load(sys.stdin)
+    kc.TensorLinear(small_formats()["TT"], device="meta")  # loads what torch loads when it first runs without data
     # A new process for every case; two at a time do not add to each other's memory.
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
         for found in pool.imap(attempt, cases, chunksize=1):
