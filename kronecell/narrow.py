@@ -18,7 +18,9 @@ from torch.autograd import forward_ad
 from kronecell import compiled
 from kronecell.processor import LANES
 
-COMPILED_COLUMNS = 2 * LANES  # at most
+COMPILED_COLUMNS = 2 * LANES  # at most, whatever the depth
+WIDER = {8: {128: 64, 256: 256}}  # by lanes: from this depth on, so many; measured with AVX2 only
+GRADIENT_COLUMNS = max(64, COMPILED_COLUMNS)  # for more, BLAS is as good at G^T x
 COMPILED_DEPTH = 4096  # less than this
 COMPILED_ELEMENTS = 2**20  # of x, at least; a quarter of it for half as many columns
 ROW_CONFLICT, CONFLICT_DEPTH = 256, 512  # rows of a multiple of this length compete for lines of the cache; at most
@@ -93,7 +95,8 @@ def compiled_faster(elements: int, depth: int, columns: int) -> bool:
         return False
     enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
     alone = depth % ROW_CONFLICT != 0 or depth <= CONFLICT_DEPTH or columns <= FEWEST_COLUMNS
-    return 1 < columns <= COMPILED_COLUMNS and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
+    most = max([COMPILED_COLUMNS, *(wider for least, wider in WIDER.get(LANES, {}).items() if depth >= least)])
+    return 1 < columns <= most and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
 
 
 def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
@@ -114,8 +117,10 @@ def _compiled_suits(x: Tensor, columns: int) -> bool:
 
 
 def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
-    """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants longer rows."""
-    return plain(x, small) and _compiled_suits(x, columns) and x.shape[1] >= compiled.LEAST_DEPTH
+    """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants longer rows, and not
+    too many columns."""
+    fits = columns <= GRADIENT_COLUMNS and x.shape[1] >= compiled.LEAST_DEPTH
+    return fits and plain(x, small) and _compiled_suits(x, columns)
 
 
 def plain(x: Tensor, small: Tensor) -> bool:
