@@ -19,10 +19,12 @@ INLINE long NAME(place_of)(const NAME(folding) *f, long c) {
 
 /* f as (places, padded, wide), a number for every column. */
 INLINE void NAME(spread)(const NAME(folding) *f, const float *factors, float *out) {
-    for (long c = 0; c < f->columns; c++)
-        for (long o = 0; o < f->others; o++) {
-            const float *from = factors + (NAME(shared_of)(f, c) * f->others + o) * f->places;
-            for (long p = 0; p < f->places; p++) out[(p * f->padded + o) * f->wide + c] = from[p];
+    const float *from[2 * LANES];
+    for (long c = 0; c < f->columns; c++) from[c] = factors + NAME(shared_of)(f, c) * f->others * f->places;
+    for (long p = 0; p < f->places; p++)
+        for (long o = 0; o < f->padded; o++, out += f->wide) {
+            for (long c = 0; c < f->columns; c++) out[c] = o < f->others ? from[c][o * f->places + p] : 0;
+            for (long c = f->columns; c < f->wide; c++) out[c] = 0;
         }
 }
 
@@ -92,7 +94,7 @@ INLINE int NAME(folded)(const void *x, const int bytes, const float *w, const fl
     const int narrow = f->columns < f->wide; /* then rows of y are not whole registers */
     float *prepared = NAME(prepare)(w, bytes, depth, f->columns);
     if (!prepared) return 1;
-    float *spread = calloc(f->places * size + size + 2 * PART * f->wide, sizeof(float));
+    float *spread = malloc(sizeof(float) * (f->places * size + size + (1 + narrow) * PART * f->wide));
     if (!spread) {
         free(prepared);
         return 1;
@@ -130,12 +132,13 @@ INLINE int NAME(folded_gradients)(const void *x, const int bytes, const float *f
                                   float *of_w, float *of_f, long rows, long depth, const NAME(folding) *f) {
     const long size = f->padded * f->wide, each = f->columns / f->shared, all = rows * f->places;
     const int narrow = f->columns < f->wide;
-    float *spread = calloc(2 * f->places * size + size + 2 * PART * f->wide, sizeof(float));
+    float *spread = malloc(sizeof(float) * (2 * f->places * size + size + (1 + narrow) * PART * f->wide));
     if (!spread) return 1;
     float *total = spread + f->places * size, *now = total + f->places * size;
     float *gradient = now + size, *wider = gradient + PART * f->wide;
     int failed = 0;
     NAME(spread)(f, factors, spread);
+    memset(total, 0, sizeof(float) * (f->places + 1) * size);
     for (long start = 0; start < all; start += PART) {
         long part = all - start < PART ? all - start : PART;
         const float *here = y + start * f->columns;
@@ -159,11 +162,11 @@ INLINE int NAME(folded_gradients)(const void *x, const int bytes, const float *f
         if (narrow) NAME(widen)(gradient, f->wide, gradient, f->columns, part, f->columns);
         failed |= NAME(column_sums)(NAME(from)(x, bytes, start * depth), bytes, gradient, of_w, part, depth, f->columns);
     }
-    for (long c = 0; c < f->columns; c++)
-        for (long o = 0; o < f->others; o++) {
-            float *to = of_f + (NAME(shared_of)(f, c) * f->others + o) * f->places;
-            for (long p = 0; p < f->places; p++) to[p] += total[(p * f->padded + o) * f->wide + c];
-        }
+    float *to[2 * LANES];
+    for (long c = 0; c < f->columns; c++) to[c] = of_f + NAME(shared_of)(f, c) * f->others * f->places;
+    for (long p = 0; p < f->places; p++)
+        for (long o = 0; o < f->others; o++)
+            for (long c = 0; c < f->columns; c++) to[c][o * f->places + p] += total[(p * f->padded + o) * f->wide + c];
     free(spread);
     return failed;
 }
