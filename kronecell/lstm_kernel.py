@@ -19,6 +19,7 @@ from kronecell.space import Space
 
 ROWS_OF_A_THREAD = 4  # of the batch, at least: every thread reads all of U
 WORTH_A_THREAD = 2**20  # multiply-adds
+LARGE = 512  # hidden size from which U is read so slowly that threads are worth it even for a single row
 
 Gradient = Tensor | None
 
@@ -33,6 +34,11 @@ def suits(*tensors: Tensor) -> bool:
     return ordinary(tensors[0]) and all(
         unwatched(tensor) and tensor.dtype == torch.float32 and tensor.is_cpu for tensor in tensors
     )
+
+
+def faster(batch: int, hidden: int) -> bool:
+    """Whether the kernel is faster than oneDNN's with weights packed before, which divides U among threads."""
+    return hidden < LARGE or batch >= 2 * ROWS_OF_A_THREAD or torch.get_num_threads() == 1
 
 
 def packed(weight: Tensor, backward: bool = False, space: Space | None = None) -> Tensor:
@@ -99,7 +105,7 @@ class _Recurrence(torch.autograd.Function):
             d_weight = None
             if of_weight:
                 before = torch.cat([h.unsqueeze(0), out[:-1]])
-                d_weight = d_gates.flatten(0, 1).t() @ before.flatten(0, 1)
+                d_weight = d_gates.reshape(-1, len(weight)).t() @ before.reshape(-1, weight.shape[1])
         return d_gates if of_gates else None, d_weight, dh if of_h else None, dc if of_c else None
 
 
@@ -124,7 +130,7 @@ def _backward(
     d_gates = torch.empty_like(active)
     first = [c.new_zeros(c.shape) if last is None else c.new_empty(c.shape).copy_(last) for last in (dh, dc)]
     d_out = d_out if d_out is None else d_out.contiguous()
-    read = [packed(weight, True, _scratch.space), active, cells, c.contiguous()]
+    read = [packed(weight, True, _scratch.space), *(part.contiguous() for part in (active, cells, c))]
     addresses = [None if part is None else part.data_ptr() for part in (d_out, *read, *first, d_gates)]
     compiled.library.lstm_backward(*addresses, of_h, steps, batch, hidden, _threads(steps, batch, hidden))
     _scratch.space.keep_small()

@@ -302,7 +302,8 @@ class Recurrent(nn.Module):
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
         plain = sequence.batch_sizes is None and x.is_cpu and ordinary(x) and unwatched(x)
-        if plain and self._compute_dtype(x) == torch.float32 and self.compiles(layer):
+        fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
+        if plain and fast and self._compute_dtype(x) == torch.float32 and self.compiles(layer):
             return "compiled"
         return self.recurrences[layer]
 

@@ -15,6 +15,7 @@
 #endif
 
 #define DEEP 256       /* length of the sums that are made at once: a stripe of w that long stays in the first cache */
+#define TALL 96        /* rows of the batch whose states stay in cache, while w comes from further away */
 #define MOST_STRIPES 4 /* of columns at once, where there are few rows */
 
 /* Four by four numbers are turned over. */
@@ -64,28 +65,31 @@ void lstm_pack(const float *w, float *packed, long hidden, int backward) {
         CALL(lstm_pack, w, packed, 4 * hidden, hidden, 1);
 }
 
+/* The batch is divided into as many parts as there are threads, or more, and none of them is taller than TALL. */
+static long rows_of_a_part(long batch, long threads) {
+    long parts = (batch + TALL - 1) / TALL;
+    parts = (parts + threads - 1) / threads * threads;
+    return parts ? (batch + parts - 1) / parts : 1;
+}
+
 /* h and c (B, H) are the first state; out (T, B, H). With `train`, `cells` (T, B, H) and `active` (T, B, 4H) get what the
  * gradient needs, without it `cells` (B, H) gets the last c and `active` (B, 4H) is used on the way. */
 void lstm_forward(const float *gates, const float *packed, const float *h, const float *c, float *out, float *cells,
                   float *active, int train, long steps, long batch, long hidden, int threads) {
-    long each = (batch + threads - 1) / threads;
+    const long each = rows_of_a_part(batch, threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int t = 0; t < threads; t++) {
-        long first = t * each, rows = batch - first < each ? batch - first : each;
-        if (rows > 0)
-            CALL(lstm_forward, gates, packed, h, c, out, cells, active, train, steps, batch, hidden, first, rows);
-    }
+    for (long first = 0; first < batch; first += each)
+        CALL(lstm_forward, gates, packed, h, c, out, cells, active, train, steps, batch, hidden, first,
+             batch - first < each ? batch - first : each);
 }
 
 /* d_gates (T, B, 4H) from d_out (T, B, H), or NULL, and the gradients dh and dc (B, H) of the last state, which become
  * those of the first one; dh does so only if `whole`. */
 void lstm_backward(const float *d_out, const float *packed, const float *active, const float *cells, const float *c,
                    float *dh, float *dc, float *d_gates, int whole, long steps, long batch, long hidden, int threads) {
-    long each = (batch + threads - 1) / threads;
+    const long each = rows_of_a_part(batch, threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int t = 0; t < threads; t++) {
-        long first = t * each, rows = batch - first < each ? batch - first : each;
-        if (rows > 0)
-            CALL(lstm_backward, d_out, packed, active, cells, c, dh, dc, d_gates, whole, steps, batch, hidden, first, rows);
-    }
+    for (long first = 0; first < batch; first += each)
+        CALL(lstm_backward, d_out, packed, active, cells, c, dh, dc, d_gates, whole, steps, batch, hidden, first,
+             batch - first < each ? batch - first : each);
 }
