@@ -19,7 +19,7 @@
 #define MOST_STRIPES 4 /* of columns at once, where there are few rows */
 
 /* Four by four numbers are turned over. */
-static inline void turn(const float *from, long stride, float *to, long to_stride) {
+static inline __attribute__((always_inline)) void turn(const float *from, long stride, float *to, long to_stride) {
 #if defined(__x86_64__)
     __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride);
     __m128 c = _mm_loadu_ps(from + 2 * stride), d = _mm_loadu_ps(from + 3 * stride);
