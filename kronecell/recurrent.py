@@ -1,8 +1,8 @@
 """What LSTM and GRU have in common: parameters named as torch.nn's, matrices W (input) and U (hidden) in any format.
 
 x W for all gates and all time steps is one call before the recurrence. Where the format splits thinly (FINDINGS: M -> R
--> gates), only x -> R is done there, and R -> gates is the `weight_ih` of torch's native kernel, or a product of its own
-before the compiled one.
+-> gates), only x -> R is done there, and R -> gates is the `weight_ih` of torch's native kernel, or a product before
+the compiled one.
 """
 
 from __future__ import annotations
