@@ -302,10 +302,11 @@ class Recurrent(nn.Module):
             return "loop"  # the native kernel has no graph that the compiler could differentiate, and no batches
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
-        plain = sequence.batch_sizes is None and x.is_cpu and ordinary(x) and unwatched(x)
-        fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
-        if plain and fast and self._compute_dtype(x) == torch.float32 and self.compiles(layer):
-            return "compiled"
+        # A tracer is asked for first: it would take a look at sizes for a condition.
+        plain = ordinary(x) and unwatched(x) and x.is_cpu and self._compute_dtype(x) == torch.float32
+        if plain and sequence.batch_sizes is None and self.compiles(layer):
+            fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
+            return "compiled" if fast else self.recurrences[layer]
         return self.recurrences[layer]
 
     def compiles(self, layer: int) -> bool:
