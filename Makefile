@@ -31,7 +31,7 @@ docs: $(DOCS_STAMP)
 	$(BIN)/python docs/generate.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
-$(STAMP): pyproject.toml constraints.txt native/few_columns.c native/few_columns.h native/folded.h
+$(STAMP): pyproject.toml constraints.txt $(wildcard native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[video,report,export,dev]"
 	touch $@

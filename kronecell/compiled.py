@@ -1,4 +1,4 @@
-"""The compiled kernels of native/few_columns.c: a tall x times a few columns, and its gradient.
+"""The compiled kernels of native/: a tall x times a few columns and its gradient, and the recurrence of an LSTM.
 
 They are built when the package is installed, if there is a C compiler; without them everything runs, more slowly.
 KRONECELL_COMPILED=0 in the environment leaves them aside.
@@ -16,8 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).with_name(f"_few_columns{sysconfig.get_config_var('EXT_SUFFIX')}")
+LIBRARY = Path(__file__).with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
 WORTH_A_THREAD = 2**20  # multiply-adds
+
+_address, _whole, _size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
+_PRODUCT = (_whole, _address, _whole, _address, _address, _size, _size, _size, _whole)
+SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
+    "few_columns": _PRODUCT,
+    "column_sums": _PRODUCT,
+    "few_columns_folded": (_whole, _address, _whole, *[_address] * 4, *[_size] * 7, _whole),
+    "column_sums_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
+    "least_depth": (_whole,),
+    "lstm_stripe": (_whole,),
+    "lstm_pack": (None, _address, _address, _size, _whole),
+    "lstm_forward": (None, *[_address] * 7, _whole, *[_size] * 3, _whole),
+    "lstm_backward": (None, *[_address] * 8, _whole, *[_size] * 3, _whole),
+}
 
 
 def _load() -> Any:
@@ -25,15 +39,11 @@ def _load() -> Any:
         return None
     try:
         library = ctypes.CDLL(str(LIBRARY))  # which lets other threads of Python run during a call
-        single = (library.few_columns, library.column_sums)
-        folded = (library.few_columns_folded, library.column_sums_folded)
+        for name, (result, *arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError):  # built for another system, or from another version of the source
         return None
-    address, whole, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    for function in single:
-        function.argtypes = (address, whole, address, address, size, size, size, whole)
-    for function, operands in zip(folded, (4, 5), strict=True):
-        function.argtypes = (address, whole, *[address] * operands, *[size] * 7, whole)
     return library
 
 

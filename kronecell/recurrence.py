@@ -5,6 +5,7 @@ packed  the same kernel of oneDNN with weights packed before, which torch otherw
 loop    a Python loop over projected gates, which can also keep the hidden weights factored
 scan    the same cell in torch's scan operator: one node for every length, what an exported graph needs
 onnx    the LSTM or GRU operator of ONNX: only in a graph that is being exported to ONNX
+A further one, the compiled kernel of this package for an LSTM, is in lstm_kernel.py.
 A reversed direction is the forward one on reversed time, so packed sequences need no code of their own.
 """
 

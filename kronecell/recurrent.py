@@ -1,7 +1,7 @@
 """What LSTM and GRU have in common: parameters named as torch.nn's, matrices W (input) and U (hidden) in any format.
 
 x W for all gates and all time steps is one call before the recurrence. Where the format splits thinly (FINDINGS: M -> R
--> gates), only x -> R is done there, and R -> gates is the `weight_ih` of torch's native kernel.
+-> gates), torch's native kernel needs only x -> R, and R -> gates is its `weight_ih`; the compiled one reads gates.
 """
 
 from __future__ import annotations
@@ -16,14 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from kronecell import lstm_kernel
 from kronecell.bytes import SCALE
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
 from kronecell.kept import Kept
 from kronecell.layer_formats import FormatSpecs, layer_formats
 from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
+from kronecell.narrow import ordinary, unwatched
 from kronecell.order import Tree
-from kronecell.recurrence import Packed, State, can_pack, pack, run_loop, run_native, run_onnx, run_packed, run_scan
+from kronecell.recurrence import (
+    Packed,
+    State,
+    can_pack,
+    lstm_step,
+    pack,
+    run_loop,
+    run_native,
+    run_onnx,
+    run_packed,
+    run_scan,
+)
 from kronecell.sequences import Sequence, open_sequence
 
 Self = TypeVar("Self", bound="Recurrent")
@@ -184,14 +197,16 @@ class Recurrent(nn.Module):
     def _run(self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State) -> tuple[Tensor, State]:
         """One layer, one direction. x is projected where it lies and only then made time-major: x may be huge."""
         end = _suffix(layer, direction)
-        way = self._way(layer, x, sequence.steps)
+        way = self._way(layer, x, sequence)
         x = self._padded(layer, x)
         native = self._native_input(end, x) if way in ("native", "onnx") else None
-        source = self._gates(end, x) if native is None else native.source
+        source = self._gates(end, x, way) if native is None else native.source
         source = sequence.time_major(source) if layer == 0 else source
         turn = direction == 1 and way != "onnx"  # ONNX's operator runs backwards by itself
         source = sequence.turned(source) if turn else source
-        if native is not None:
+        if way == "compiled":
+            output, last = self._run_compiled(end, source, state)
+        elif native is not None:
             output, last = self._run_kernel(way, end, native._replace(source=source), sequence.batch_sizes, state)
         else:
             step = partial(type(self).STEP, hidden=self._hidden_map(end, layer, state[0]), project=self._project(end))
@@ -200,6 +215,22 @@ class Recurrent(nn.Module):
             else:
                 output, last = run_loop(step, source, sequence.batch_sizes, state)
         return sequence.turned(output) if turn else output, last
+
+    def _run_compiled(self, end: str, gates: Tensor, state: State) -> tuple[Tensor, State]:
+        """The recurrence by the kernel of this package, which wants finished gates."""
+        parameters = self._hidden_parameters(end)
+        if not lstm_kernel.suits(gates, *state, *parameters):  # a subclass of tensors among the parameters, for example
+            step = partial(lstm_step, hidden=partial(F.linear, weight=self._dense_hidden(end)), project=None)
+            return run_loop(step, gates, None, state)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (gates, *state, *parameters)):
+            self._kept[end].drop()
+            output, *last = lstm_kernel.train(gates, self._dense_hidden(end), *state)
+        else:
+            U = self._kept[end].get(
+                ("compiled", True), parameters, self.training, lambda: lstm_kernel.packed(self._dense_hidden(end))
+            )
+            output, *last = lstm_kernel.infer(gates, U, *state)
+        return output, tuple(last)
 
     def _run_kernel(
         self, way: str, end: str, native: NativeInput, batch_sizes: Tensor | None, state: State
@@ -223,14 +254,18 @@ class Recurrent(nn.Module):
         if not free or not can_pack((source, weight_ih, state[0])):
             self._kept[end].drop()
             return None
-        hidden: Weight = getattr(self, "weight_hh" + end)
-        parameters: list[Tensor] = [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
+        parameters = self._hidden_parameters(end)
         if not isinstance(getattr(self, "weight_ih" + end), TensorLinear):
             parameters.append(weight_ih)
         batch = source.shape[1]
         return self._kept[end].get(
             (out, batch == 1), parameters, False, lambda: pack(weight_ih, self._dense_hidden(end), batch)
         )
+
+    def _hidden_parameters(self, end: str) -> list[Tensor]:
+        """What U is made of."""
+        hidden: Weight = getattr(self, "weight_hh" + end)
+        return [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
 
     def flatten_parameters(self) -> None:
         """Drops what is kept of the weights: needed only after edits through `parameter.data`, which torch hides."""
@@ -249,8 +284,9 @@ class Recurrent(nn.Module):
         super().__setstate__(state)
         self._kept = {end: Kept() for end in self._ends()}
 
-    def _way(self, layer: int, x: Tensor, steps: int | torch.SymInt) -> str:
+    def _way(self, layer: int, x: Tensor, sequence: Sequence) -> str:
         """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise."""
+        steps = sequence.steps
         if torch.compiler.is_exporting():
             has_node = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX's LSTM has no projection
             if has_node and self._thin(layer):
@@ -260,7 +296,17 @@ class Recurrent(nn.Module):
             return "loop"  # the native kernel has no graph that the compiler could differentiate, and no batches
         if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
+        # A tracer is asked for first: it would take a look at sizes for a condition.
+        plain = ordinary(x) and unwatched(x) and x.is_cpu and self._compute_dtype(x) == torch.float32
+        if plain and sequence.batch_sizes is None and self.compiles(layer):
+            fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
+            return "compiled" if fast else self.recurrences[layer]
         return self.recurrences[layer]
+
+    def compiles(self, layer: int) -> bool:
+        """Whether the compiled kernel runs this layer: float32 on a CPU, sequences of one length."""
+        usual = self.GATES == 4 and not self.proj_size and self.recurrence == "auto"
+        return usual and self.densifies(layer) and lstm_kernel.available()
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of the recurrence; bytes are read by the first product, which gives numbers."""
@@ -276,18 +322,22 @@ class Recurrent(nn.Module):
         weight: Weight = getattr(self, "weight_ih" + end)
         if not isinstance(weight, TensorLinear):
             return NativeInput(numbers(x, weight.dtype), weight)
-        rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
-        split = weight.split(rows)
+        split = weight.split(TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1])
         if split is not None:
             source, out = weight.columns(x, split)
             return NativeInput(source, out.t(), out)
         gates = weight(x)
         return NativeInput(gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device))
 
-    def _gates(self, end: str, x: Tensor) -> Tensor:
-        """x W + b_ih for all gates and all time steps."""
+    def _bias(self, end: str) -> Tensor | None:
+        """b_ih + b_hh, which of an LSTM are always added."""
+        return getattr(self, "bias_ih" + end) + getattr(self, "bias_hh" + end) if self.bias else None
+
+    def _gates(self, end: str, x: Tensor, way: str) -> Tensor:
+        """x W + b_ih for all gates and all time steps; with b_hh for the compiled kernel."""
         weight: Weight = getattr(self, "weight_ih" + end)
         bias = getattr(self, "bias_ih" + end) if self.bias else None
+        bias = self._bias(end) if way == "compiled" else bias
         if not isinstance(weight, TensorLinear):
             return F.linear(numbers(x, weight.dtype), weight, bias)
         gates: Tensor = weight(x, bias)
@@ -395,7 +445,7 @@ class Recurrent(nn.Module):
         lines = [", ".join(words)]
         for layer in range(self.num_layers):
             fmt, hidden = self.input_formats[layer], self.hidden_formats[layer]
-            how = self.recurrences[layer]
+            how = ("compiled, else " if self.compiles(layer) else "") + self.recurrences[layer]
             if hidden is not None:
                 how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
             lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")

@@ -69,16 +69,7 @@
 #define TARGET
 #include "few_columns.h"
 
-#if defined(__x86_64__)
-#define CALL(name, ...)                                                                                                \
-    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&  \
-             __builtin_cpu_supports("avx512dq")                                                                        \
-         ? name##_avx512(__VA_ARGS__)                                                                                  \
-     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name##_avx2(__VA_ARGS__)                      \
-                                                                       : name##_any(__VA_ARGS__))
-#else
-#define CALL(name, ...) name##_any(__VA_ARGS__)
-#endif
+#include "call.h"
 
 /* Both return 0, or 1 if there is no memory. Rows are divided among threads; with GNU's OpenMP these are torch's own,
  * because a process has one library of that name. */

@@ -149,12 +149,14 @@ def test_measuring_on_first_use_does_not_take_part_in_what_surrounds_it(context:
     assert _chosen
 
 
-def test_a_recurrent_layer_is_tuned_through_its_split() -> None:
-    rnn = kc.LSTM(WIDE.M, WIDE.N, batch_first=True, input_format=WIDE)
+@pytest.mark.parametrize(("recurrence", "what"), [("native", "columns"), ("loop", "product")])
+def test_a_recurrent_layer_is_tuned_through_its_split_or_its_gates(recurrence: str, what: str) -> None:
+    rnn = kc.LSTM(WIDE.M, WIDE.N, batch_first=True, input_format=WIDE, recurrence=recurrence)
     results = kc.tune(rnn, torch.zeros(2, 3, WIDE.M), repeats=1)
     (key,) = results
-    assert key.startswith("columns kcp") and "training" in key
-    assert {choice.name for choice in results[key]} == {*splits(WIDE, 8, 4, False)}
+    assert key.startswith(f"{what} kcp") and "training" in key
+    known = splits if what == "columns" else candidates
+    assert {choice.name for choice in results[key]} == {*known(WIDE, 8, 4, False)}
 
 
 @pytest.mark.parametrize(

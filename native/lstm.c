@@ -1,0 +1,95 @@
+/* The recurrence of an LSTM, all steps in one call, and its gradient:
+ *
+ *   i f g o = gates[t] + h w^T,  c = sigmoid(f) c + sigmoid(i) tanh(g),  h = sigmoid(o) tanh(c)
+ *
+ * gates (T, B, 4H) are what the input adds; w (4H, H) is packed before, in the order in which it is read. Libraries for
+ * matrices of all shapes pack it at every step, which takes as long as the product when the batch is small. The rows of
+ * the batch are divided among threads and do not wait for each other.
+ *
+ * The code is written once for a vector of LANES numbers (lstm.h) and compiled for every kind of processor.
+ */
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#define DEEP 256       /* length of the sums that are made at once: a stripe of w that long stays in the first cache */
+#define TALL 96        /* rows of the batch whose states stay in cache, while w comes from further away */
+#define MOST_STRIPES 4 /* of columns at once, where there are few rows */
+
+/* Four by four numbers are turned over. */
+static inline __attribute__((always_inline)) void turn(const float *from, long stride, float *to, long to_stride) {
+#if defined(__x86_64__)
+    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride);
+    __m128 c = _mm_loadu_ps(from + 2 * stride), d = _mm_loadu_ps(from + 3 * stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(to, a), _mm_storeu_ps(to + to_stride, b);
+    _mm_storeu_ps(to + 2 * to_stride, c), _mm_storeu_ps(to + 3 * to_stride, d);
+#else
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) to[i * to_stride + j] = from[j * stride + i];
+#endif
+}
+
+#if defined(__x86_64__)
+#define LANES 16
+#define ROWS 12 /* at once, by one stripe: as many as leave registers for the rest */
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#include "lstm.h"
+
+#define LANES 8
+#define ROWS 6
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "lstm.h"
+#endif
+
+#define LANES 4
+#define ROWS 6
+#define NAME(name) name##_any
+#define TARGET
+#include "lstm.h"
+
+#include "call.h"
+
+/* The columns of a packed matrix are filled up to a multiple of this. */
+int lstm_stripe(void) { return CALL(lstm_stripe); }
+
+/* w (4H, H) for the forward product, or for the backward one. */
+void lstm_pack(const float *w, float *packed, long hidden, int backward) {
+    if (backward)
+        CALL(lstm_pack, w, packed, hidden, 4 * hidden, 0);
+    else
+        CALL(lstm_pack, w, packed, 4 * hidden, hidden, 1);
+}
+
+/* The batch is divided into as many parts as there are threads, or more, and none of them is taller than TALL. */
+static long rows_of_a_part(long batch, long threads) {
+    long parts = (batch + TALL - 1) / TALL;
+    parts = (parts + threads - 1) / threads * threads;
+    return parts ? (batch + parts - 1) / parts : 1;
+}
+
+/* h and c (B, H) are the first state; out (T, B, H). With `train`, `cells` (T, B, H) and `active` (T, B, 4H) get what the
+ * gradient needs, without it `cells` (B, H) gets the last c and `active` (B, 4H) is used on the way. */
+void lstm_forward(const float *gates, const float *packed, const float *h, const float *c, float *out, float *cells,
+                  float *active, int train, long steps, long batch, long hidden, int threads) {
+    const long each = rows_of_a_part(batch, threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long first = 0; first < batch; first += each)
+        CALL(lstm_forward, gates, packed, h, c, out, cells, active, train, steps, batch, hidden, first,
+             batch - first < each ? batch - first : each);
+}
+
+/* d_gates (T, B, 4H) from d_out (T, B, H), or NULL, and the gradients dh and dc (B, H) of the last state, which become
+ * those of the first one; dh does so only if `whole`. */
+void lstm_backward(const float *d_out, const float *packed, const float *active, const float *cells, const float *c,
+                   float *dh, float *dc, float *d_gates, int whole, long steps, long batch, long hidden, int threads) {
+    const long each = rows_of_a_part(batch, threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long first = 0; first < batch; first += each)
+        CALL(lstm_backward, d_out, packed, active, cells, c, dh, dc, d_gates, whole, steps, batch, hidden, first,
+             batch - first < each ? batch - first : each);
+}

@@ -1,0 +1,682 @@
+"""The compiled recurrence of an LSTM: what it computes, in which memory, where it is used, and life without it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import kronecell as kc
+from kronecell import compiled, lstm_kernel
+from kronecell.recurrence import lstm_step, run_loop
+
+EPS = torch.finfo(torch.float32).eps
+LAYER = "kcp:m=4x3x3,n=4x4x3,K=2,CA=2,CB=2"  # 36 -> 48
+
+built = pytest.mark.skipif(compiled.library is None, reason="the compiled kernels are not built: no C compiler")
+used = pytest.mark.skipif(not lstm_kernel.available(), reason="the compiled recurrence is not used here")
+
+
+def operands(steps: int, batch: int, hidden: int, seed: int = 0) -> list[Tensor]:
+    """Gates, U, h and c; all want a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((steps, batch, 4 * hidden), (4 * hidden, hidden), (batch, hidden), (batch, hidden))
+    gates, weight, h, c = (torch.randn(shape, generator=generator) for shape in shapes)
+    return [t.requires_grad_() for t in (gates, weight / hidden**0.5, h, c)]
+
+
+def equations(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    step = partial(lstm_step, hidden=partial(F.linear, weight=weight), project=None)
+    out, last = run_loop(step, gates, None, (h, c))
+    return out, *last
+
+
+def infer(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return lstm_kernel.infer(gates, lstm_kernel.packed(weight), h, c)
+
+
+def doubled(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def assert_rounded(got: Sequence[Tensor], want: Sequence[Tensor], ulps: float = 10) -> None:
+    """Equal up to some roundings of numbers as large as the largest of these tensors has on average."""
+    largest = max(rms(b) for b in want)
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape and a.dtype == torch.float32
+        assert rms(a - b) <= ulps * EPS * largest
+
+
+def rms(tensor: Tensor) -> float:
+    return tensor.detach().double().square().mean().sqrt().item()
+
+
+def combination(results: Sequence[Tensor], seed: int = 3) -> Tensor:
+    """A number that depends on all results."""
+    generator = torch.Generator().manual_seed(seed)
+    terms = [(r * torch.randn(r.shape, generator=generator).to(r.dtype)).sum() for r in results]
+    return torch.stack(terms).sum()
+
+
+SIZES = [(1, 1, 1), (6, 1, 48), (2, 3, 256), (3, 16, 300), (2, 100, 17), (1, 7, 520)]
+
+
+@built
+@settings(max_examples=150)
+@given(steps=st.integers(1, 5), batch=st.integers(1, 20), hidden=st.integers(1, 80))
+def test_values_and_gradients_are_those_of_the_equations(steps: int, batch: int, hidden: int) -> None:
+    tensors = operands(steps, batch, hidden)
+    exact = doubled(tensors)
+    got, want = lstm_kernel.train(*tensors), equations(*exact)
+    assert_rounded(got, want)
+    assert_rounded(torch.autograd.grad(combination(got), tensors), torch.autograd.grad(combination(want), exact))
+
+
+@built
+@pytest.mark.parametrize("size", SIZES)
+def test_the_same_for_sizes_at_the_ends_of_blocks(size: tuple[int, int, int]) -> None:
+    tensors = operands(*size)
+    exact = doubled(tensors)
+    got, want = lstm_kernel.train(*tensors), equations(*exact)
+    assert_rounded(got, want)
+    assert_rounded(torch.autograd.grad(combination(got), tensors), torch.autograd.grad(combination(want), exact))
+
+
+@built
+@pytest.mark.parametrize("size", SIZES)
+def test_inference_has_the_bits_of_training(size: tuple[int, int, int]) -> None:
+    tensors = operands(*size)
+    with torch.no_grad():
+        for got, want in zip(infer(*tensors), lstm_kernel.train(*tensors), strict=True):
+            assert torch.equal(got, want)
+
+
+def functions(x: Tensor) -> tuple[Tensor, Tensor]:
+    """sigmoid and tanh of x (rows, width) as the kernel has them: c = 1 tanh(g) + 0, h = sigmoid(o) 1."""
+    large = torch.full_like(x, 200)
+    weight, zero = torch.zeros(4 * x.shape[1], x.shape[1]), torch.zeros_like(x)
+    _, _, tanh = infer(torch.cat([large, large, x, x], -1)[None], weight, zero, zero)
+    _, sigmoid, _ = infer(torch.cat([-large, large, x, x], -1)[None], weight, zero, zero + 100)
+    return sigmoid, tanh
+
+
+@built
+def test_sigmoid_and_tanh_are_exact_to_a_few_roundings() -> None:
+    sizes = torch.cat([torch.logspace(-37, 2, 4000), torch.linspace(0, 20, 20000)])
+    x = torch.cat([sizes, -sizes]).view(-1, 20)
+    sigmoid, tanh = functions(x)
+    exact = x.double()
+    normal = exact.sigmoid() > 2e-38  # smaller ones may be rounded to 0
+    assert bool(((sigmoid - exact.sigmoid()).abs() <= 3 * EPS * exact.sigmoid())[normal].all())
+    assert bool((sigmoid[~normal] < 2e-38).all())
+    assert bool(((tanh - exact.tanh()).abs() <= 3 * EPS * exact.tanh().abs()).all())
+
+
+@built
+def test_sigmoid_and_tanh_have_their_limits_and_keep_what_is_not_a_number() -> None:
+    inf, nan = torch.inf, torch.nan
+    sigmoid, tanh = functions(torch.tensor([[0.0, -0.0, 100, -100, 1e30, -1e30, inf, -inf, 3e38, -3e38]]))
+    assert sigmoid.tolist() == [[0.5, 0.5, 1, 0, 1, 0, 1, 0, 1, 0]]
+    assert tanh.tolist() == [[0, 0, 1, -1, 1, -1, 1, -1, 1, -1]]
+    for part in functions(torch.tensor([[nan, -nan, 1.0]])):
+        assert part.isnan().tolist() == [[True, True, False]]
+
+
+@built
+@pytest.mark.parametrize("scale", [30, 1000])
+def test_saturated_gates_have_finite_gradients_like_those_of_the_equations(scale: float) -> None:
+    gates, weight, h, c = operands(3, 5, 20)
+    tensors = [(scale * gates.detach()).requires_grad_(), weight, h, c]
+    exact = doubled(tensors)
+    got, want = lstm_kernel.train(*tensors), equations(*exact)
+    assert_rounded(got, want, 100)
+    theirs = torch.autograd.grad(combination(want), exact)
+    for a, b in zip(torch.autograd.grad(combination(got), tensors), theirs, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * (1 + b.abs().max())
+
+
+@built
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_not_finite_goes_where_the_equations_send_it(place: int, bad: float) -> None:
+    tensors = operands(3, 4, 10)
+    with torch.no_grad():
+        tensors[place].view(-1)[3] = bad
+    got, want = lstm_kernel.train(*tensors), equations(*doubled(tensors))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+
+
+# Autograd ------------------------------------------------------------------------------------------------------------
+
+LOSSES: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
+    "output, a sum": lambda r: r[0].sum(),
+    "output, turned": lambda r: (r[0].permute(2, 0, 1) * torch.arange(9.0).view(9, 1, 1)).sum(),
+    "last h": lambda r: r[1].sum(),
+    "last c": lambda r: r[2].square().sum(),
+    "one step": lambda r: r[0][1].square().sum(),
+    "both states": lambda r: (r[1] * r[2]).sum(),
+}
+
+
+@built
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_of_the_results_may_have_a_gradient_that_lies_anyhow(loss: str) -> None:
+    tensors = operands(4, 5, 9)
+    exact = doubled(tensors)
+    got = torch.autograd.grad(LOSSES[loss](lstm_kernel.train(*tensors)), tensors)
+    assert_rounded(got, torch.autograd.grad(LOSSES[loss](equations(*exact)), exact))
+
+
+@built
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 1), (1, 3)])
+def test_only_what_wants_a_gradient_gets_one(wanted: tuple[int, ...]) -> None:
+    tensors = operands(4, 5, 9)
+    exact = doubled(tensors)
+    whole = torch.autograd.grad(combination(equations(*exact)), exact)
+    for i, tensor in enumerate(tensors):
+        tensor.requires_grad_(i in wanted)
+    combination(lstm_kernel.train(*tensors)).backward()
+    assert [tensor.grad is not None for tensor in tensors] == [i in wanted for i in range(4)]
+    got = [tensors[i].grad for i in wanted]
+    assert_rounded([g for g in got if g is not None], [whole[i] for i in wanted])
+
+
+@built
+def test_operands_that_do_not_lie_in_one_piece() -> None:
+    tensors = operands(4, 5, 9)
+    apart = [t.detach().mT.contiguous().mT.requires_grad_() for t in tensors]
+    assert not any(t.is_contiguous() for t in apart)
+    got, want = lstm_kernel.train(*apart), lstm_kernel.train(*tensors)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    both = (torch.autograd.grad(combination(r), t) for r, t in ((got, apart), (want, tensors)))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    with torch.no_grad():
+        assert torch.equal(infer(*apart)[0], want[0])
+
+
+@built
+@pytest.mark.parametrize("loss", LOSSES)
+def test_second_and_third_derivatives(loss: str) -> None:
+    def derivatives(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        total = LOSSES[loss](results)
+        found: list[Tensor] = []
+        for _ in range(3):
+            gradients = torch.autograd.grad(total, tensors, create_graph=True)
+            found += gradients
+            total = combination(gradients)
+        return found
+
+    tensors = operands(3, 2, 9)
+    exact = doubled(tensors)
+    got, want = derivatives(lstm_kernel.train(*tensors), tensors), derivatives(equations(*exact), exact)
+    assert_rounded(got, want, 40)
+
+
+@built
+def test_gradients_in_batches_are_those_one_by_one() -> None:
+    tensors = operands(4, 5, 9)
+    results = lstm_kernel.train(*tensors)
+    upstream = [torch.randn(3, *r.shape, generator=torch.Generator().manual_seed(1)) for r in results]
+    both = torch.autograd.grad(results, tensors, upstream, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        single = torch.autograd.grad(results, tensors, [u[i] for u in upstream], retain_graph=True)
+        assert_rounded([b[i] for b in both], single)
+
+
+@built
+@pytest.mark.parametrize("which", [0, 1])  # the output is read by the gradient of U, U by that of everything
+def test_a_change_of_what_the_gradient_reads_is_caught(which: int) -> None:
+    tensors = operands(4, 5, 9)
+    out, h, c = lstm_kernel.train(*tensors)
+    loss = (out + 1).sum() + h.sum() + c.sum()
+    with torch.no_grad():
+        (out, tensors[1])[which].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@built
+def test_the_last_state_may_be_changed() -> None:
+    tensors = operands(4, 5, 9)
+    want = torch.autograd.grad(combination(lstm_kernel.train(*tensors)), tensors)
+    results = lstm_kernel.train(*tensors)
+    loss = combination(results)
+    with torch.no_grad():
+        results[1].zero_()
+        results[2].zero_()
+    got = torch.autograd.grad(loss, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@built
+def test_no_steps_are_saved_that_nobody_asked_for() -> None:
+    tensors = operands(4, 5, 9)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        lstm_kernel.train(*tensors)
+    kept = sum(t.numel() for t in saved if all(t is not given for given in tensors))
+    assert kept == (1 + 1 + 4) * 4 * 5 * 9  # output, cells, gates
+
+
+# Bits, memory, threads -----------------------------------------------------------------------------------------------
+
+
+def all_results(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Values, and the gradients that have a row for each of the batch."""
+    results = lstm_kernel.train(*tensors)
+    gates, _, h, c = tensors
+    return [*results, *torch.autograd.grad(results[0].square().sum(), [gates, h, c])]
+
+
+@built
+@pytest.mark.parametrize(("batch", "hidden"), [(7, 9), (13, 80), (30, 33)])
+def test_a_row_has_the_same_bits_alone_and_among_others(batch: int, hidden: int) -> None:
+    gates, weight, h, c = operands(4, batch, hidden)
+    whole = all_results((gates, weight, h, c))
+    for some in (slice(0, 1), slice(2, 4), slice(1, 4), slice(3, 7), slice(0, 5)):
+        part = all_results((gates[:, some], weight, h[some], c[some]))
+        assert all(torch.equal(a, b[..., some, :]) for a, b in zip(part, whole, strict=True))
+
+
+@built
+@pytest.mark.parametrize("batch", [5, 16, 97, 200])
+def test_threads_divide_the_rows_and_leave_the_bits(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    monkeypatch.setattr(lstm_kernel, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(lstm_kernel, "ROWS_OF_A_THREAD", 1)
+    tensors = operands(3, batch, 20)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            assert lstm_kernel._threads(3, batch, 20) == n
+            results.append(all_results(tensors))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
+
+
+@built
+def test_small_work_is_done_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert lstm_kernel._threads(6, 16, 256) == 4  # rows
+    assert lstm_kernel._threads(6, 64, 256) == 8
+    assert lstm_kernel._threads(6, 64, 20) == 1  # too little to do
+    assert lstm_kernel._threads(6, 1, 2304) == 1
+
+
+@built
+@pytest.mark.parametrize(("steps", "batch", "hidden"), [(1, 1, 1), (3, 5, 13), (2, 7, 64), (2, 3, 100)])
+def test_nothing_is_read_or_written_beside_the_operands(steps: int, batch: int, hidden: int) -> None:
+    walls: list[Tensor] = []
+
+    def within(tensor: Tensor) -> Tensor:
+        """The tensor between walls of NaN."""
+        memory = torch.full((tensor.numel() + 256,), torch.nan)
+        walls.extend((memory[:128], memory[-128:]))
+        return memory[128:-128].view(tensor.shape).copy_(tensor)
+
+    library = compiled.library
+    with torch.no_grad():
+        gates, weight, h, c = (within(t) for t in operands(steps, batch, hidden))
+        forward, backward = (within(lstm_kernel.packed(weight, kind)) for kind in (False, True))
+        rows = (steps, batch, hidden), (steps, batch, hidden), (steps, batch, 4 * hidden)
+        out, cells, active = (within(torch.full(shape, torch.nan)) for shape in rows)
+        sizes = (steps, batch, hidden, 1)
+        read = [t.data_ptr() for t in (gates, forward, h, c)]
+        library.lstm_pack(weight.data_ptr(), forward.data_ptr(), hidden, False)
+        library.lstm_pack(weight.data_ptr(), backward.data_ptr(), hidden, True)
+        library.lstm_forward(*read, *(t.data_ptr() for t in (out, cells, active)), True, *sizes)
+        d_out, dh, dc = within(torch.ones_like(out)), within(torch.ones_like(h)), within(torch.ones_like(c))
+        d_gates = within(torch.full_like(active, torch.nan))
+        arguments = (d_out, backward, active, cells, c, dh, dc, d_gates)
+        library.lstm_backward(*(t.data_ptr() for t in arguments), True, *sizes)
+    for result in (forward, backward, out, cells, active, dh, dc, d_gates):
+        assert bool(result.isfinite().all())
+    assert all(bool(wall.isnan().all()) for wall in walls)
+
+
+@built
+def test_threads_of_python_do_not_share_their_scratch() -> None:
+    cases = [operands(6, 8, hidden, seed) for seed, hidden in enumerate((40, 60, 80))]
+    expected = [all_results(tensors) for tensors in cases]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(30):
+            got = all_results(cases[i])
+            if not all(torch.equal(a, b) for a, b in zip(got, expected[i], strict=True)):
+                wrong.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+@built
+def test_results_are_float32_on_the_cpu_whatever_torch_makes_by_default() -> None:
+    tensors = operands(3, 4, 9)
+    want = all_results(tensors)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            got = all_results(tensors)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+# Where it is used ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels as they are called."""
+    calls: list[str] = []
+    real = compiled.library
+
+    def follow(name: str) -> object:
+        def call(*arguments: object) -> object:
+            calls.append(name.removeprefix("lstm_"))
+            return getattr(real, name)(*arguments)
+
+        return call
+
+    names = ("lstm_pack", "lstm_forward", "lstm_backward")
+    followed = {name: follow(name) for name in names}
+    others = {name: getattr(real, name) for name in compiled.SIGNATURES if name not in names}
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "library", SimpleNamespace(**followed, **others))
+        yield calls
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "layers and directions": {"num_layers": 2, "bidirectional": True},
+    "batch first": {"batch_first": True},
+    "no bias": {"bias": False},
+    "dropout": {"num_layers": 2, "dropout": 0.4},
+}
+
+
+def ours_and_torchs(options: dict[str, Any], input_size: int = 11, hidden: int = 21) -> tuple[kc.LSTM, nn.LSTM]:
+    torch.manual_seed(0)
+    theirs = nn.LSTM(input_size, hidden, **options)
+    return kc.LSTM.from_dense(theirs), theirs
+
+
+@used
+@pytest.mark.parametrize("given_state", [False, True])
+@pytest.mark.parametrize("options", MODULES)
+def test_a_layer_is_torchs_in_training_and_eval(
+    monkeypatch: pytest.MonkeyPatch, options: str, given_state: bool
+) -> None:
+    ours, theirs = ours_and_torchs(MODULES[options])
+    x = torch.randn(5, 3, 11, requires_grad=True)
+    batch = 5 if ours.batch_first else 3
+    count = ours.num_layers * ours.directions
+    hx = tuple(torch.randn(count, batch, 21) for _ in range(2)) if given_state else None
+    for training in (True, False):
+        results, gradients = [], []
+        with counted(monkeypatch) as calls:
+            for module in (ours, theirs):
+                torch.manual_seed(7)  # for dropout
+                output, state = module.train(training)(x, hx)
+                results.append((output, *state))
+                gradients.append(torch.autograd.grad(combination(results[-1]), [x, *module.parameters()]))
+        assert calls.count("forward") == calls.count("backward") == count
+        for got, want in (results, gradients):
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), counted(monkeypatch) as calls:
+            for a, b in zip(ours(x, hx)[1], theirs(x, hx)[1], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        assert calls.count("forward") == count
+
+
+FORMATS: dict[str, tuple[dict[str, Any], int]] = {
+    "a format that splits": ({"input_format": LAYER}, 48),
+    "a format that does not": ({"input_format": "tt:r=2"}, 48),
+    "a format that does not, beyond the identity": ({"input_format": "tt:r=2"}, 96),
+    "compressed U": ({"input_format": LAYER, "hidden_format": "kcp:m=4x4x3,n=4x4x3,K=2,CA=2,CB=2"}, 48),
+    "compressed, no bias, both directions": ({"input_format": LAYER, "bias": False, "bidirectional": True}, 48),
+    "batch first": ({"input_format": LAYER, "batch_first": True}, 48),
+}
+
+
+@used
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_compressed_layer_agrees_with_double_precision(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    options, hidden = FORMATS[case]
+    torch.manual_seed(0)
+    rnn = kc.LSTM(36, hidden, **options)
+    exact = kc.LSTM(36, hidden, **options).double()
+    exact.load_state_dict(rnn.state_dict())
+    x = torch.randn(4, 5, 36)
+    with counted(monkeypatch) as calls:
+        output, state = rnn(x)
+        gradients = torch.autograd.grad(combination((output, *state)), [*rnn.parameters()])
+        assert calls == ["pack", "forward"] * rnn.directions + ["pack", "backward"] * rnn.directions
+        want, want_state = exact(x.double())
+        assert len(calls) == 4 * rnn.directions
+    wanted = torch.autograd.grad(combination((want, *want_state)), [*exact.parameters()])
+    assert_rounded((output, *state), (want, *want_state), 20)
+    assert_rounded(gradients, wanted, 20)
+
+
+@used
+def test_bytes_are_read_as_numbers() -> None:
+    rnn = kc.LSTM(36, 48, input_format=LAYER).eval()
+    x = torch.randint(0, 256, (4, 5, 36), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(rnn(x)[0], rnn(x.float() / 255)[0])
+
+
+@used
+def test_u_is_packed_once_in_eval_mode_and_again_after_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bump() -> None:
+        optimiser = torch.optim.SGD(rnn.parameters(), lr=0.01)
+        with torch.enable_grad():
+            rnn(x)[0].sum().backward()
+        optimiser.step()
+
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER).eval(), torch.randn(6, 5, 36)
+    changes: list[Callable[[], object]] = [
+        lambda: rnn.weight_hh_l0.mul_(2),
+        lambda: rnn.load_state_dict({name: 0.7 * value for name, value in rnn.state_dict().items()}),
+        lambda: setattr(rnn, "weight_hh_l0", nn.Parameter(-rnn.weight_hh_l0)),
+        lambda: (rnn.weight_hh_l0.data.mul_(0.5), rnn.flatten_parameters()),
+        lambda: (rnn.weight_hh_l0.data.mul_(2), rnn.train(), rnn.eval()),
+        bump,
+    ]
+    with torch.no_grad():
+        before = rnn(x)[0]
+        for change in changes:
+            change()
+            with counted(monkeypatch) as calls:
+                after, again = rnn(x)[0], rnn(x)[0]
+            assert calls == ["pack", "forward", "forward"]
+            assert torch.equal(after, again) and not torch.equal(after, before)
+            torch.testing.assert_close(after, rnn.to_dense()(x)[0])
+            before = after
+
+
+@used
+def test_nothing_is_kept_of_a_shared_matrix_in_training_or_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER).eval(), torch.randn(6, 5, 36)
+    with torch.no_grad():
+        rnn(x)
+    assert rnn._kept["_l0"]._held
+    rnn(x)
+    assert not rnn._kept["_l0"]._held
+    with torch.no_grad():
+        rnn.train()(x)
+        assert not rnn._kept["_l0"]._held
+        rnn.eval().share_memory()(x)
+    assert not rnn._kept["_l0"]._held
+
+
+@used
+def test_frozen_parameters_get_no_gradient_and_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = ours_and_torchs({})
+    x = torch.randn(5, 3, 11)
+    for module in (ours, theirs):
+        module.weight_hh_l0.requires_grad_(False)
+        module.bias_hh_l0.requires_grad_(False)
+        module(x)[0].square().sum().backward()
+        assert module.weight_hh_l0.grad is None and module.bias_hh_l0.grad is None
+    torch.testing.assert_close(ours.weight_ih_l0.grad, theirs.weight_ih_l0.grad, rtol=1e-5, atol=1e-5)
+    ours.requires_grad_(False)
+    with counted(monkeypatch) as calls:
+        assert not ours(x)[0].requires_grad
+    assert calls == ["pack", "forward"]
+
+
+@used
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_it(reentrant: bool) -> None:
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER), torch.randn(6, 5, 36, requires_grad=True)
+    want = torch.autograd.grad(rnn(x)[0].square().sum(), [x, *rnn.parameters()])
+    y = checkpoint(lambda x: rnn(x)[0], x, use_reentrant=reentrant)
+    y.square().sum().backward()
+    # A reentrant checkpoint runs the forward without gradients, for which x W may be made in another order.
+    limit = 1e-5 if reentrant else 0.0
+    for g, w in zip([x.grad, *(p.grad for p in rnn.parameters())], want, strict=True):
+        assert g is not None and (g - w).norm() <= limit * w.norm()
+
+
+def _twice(rnn: kc.LSTM, x: Tensor) -> Tensor:
+    return torch.vmap(lambda part: rnn(part)[0])(torch.stack([x, x]))[0]
+
+
+def _autocast(rnn: kc.LSTM, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return rnn(x)[0]
+
+
+def _counting(rnn: kc.LSTM, x: Tensor) -> Tensor:
+    with FlopCounterMode(display=False):
+        return rnn(x)[0]
+
+
+def _forward_mode(rnn: kc.LSTM, x: Tensor) -> Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(rnn(x)[0]).primal
+
+
+class Marked(Tensor):
+    """A subclass, of which torch follows every operation."""
+
+
+ELSEWHERE: dict[str, tuple[Callable[[kc.LSTM, Tensor], Tensor], dict[str, Any]]] = {
+    "vmap": (_twice, {}),
+    "autocast": (_autocast, {}),
+    "a counter of operations": (_counting, {}),
+    "forward mode": (_forward_mode, {}),
+    "a subclass": (lambda rnn, x: rnn(x.as_subclass(Marked))[0].as_subclass(Tensor), {}),
+    "double precision": (lambda rnn, x: rnn.double()(x.double())[0].float(), {}),
+    "sequences of several lengths": (lambda rnn, x: rnn(pack_sequence([*x.unbind(1)]))[0].data.view(4, 5, -1), {}),
+    "native": (lambda rnn, x: rnn(x)[0], {"recurrence": "native"}),
+    "loop": (lambda rnn, x: rnn(x)[0], {"recurrence": "loop"}),
+    "projection": (lambda rnn, x: rnn(x)[0], {"proj_size": 7}),
+}
+
+
+@used
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_elsewhere_the_other_ways_are_taken(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    call, options = ELSEWHERE[case]
+    torch.manual_seed(0)
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER, **options), torch.randn(4, 5, 36)
+    want = kc.LSTM(36, 48, input_format=LAYER, **options | {"recurrence": "loop"})
+    want.load_state_dict(rnn.state_dict())
+    expected = want(x)[0]
+    with counted(monkeypatch) as calls:
+        got = call(rnn, x)
+    assert calls == []
+    tolerance = 0.02 if case == "autocast" else 1e-5
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@used
+def test_a_matrix_that_is_a_subclass_is_multiplied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn, x = kc.LSTM(36, 48, input_format=LAYER), torch.randn(4, 5, 36)
+    want = rnn(x)[0]
+    marked = rnn.weight_hh_l0.detach().as_subclass(Marked)
+    with counted(monkeypatch) as calls:
+        got = torch.func.functional_call(rnn, {"weight_hh_l0": marked}, (x,))[0]
+    assert calls == []
+    torch.testing.assert_close(got.as_subclass(Tensor), want)
+
+
+@used
+@pytest.mark.parametrize(
+    ("batch", "hidden", "threads", "expected"),
+    [(1, 1024, 1, True), (1, 1024, 2, False), (7, 512, 2, False), (8, 512, 2, True), (1, 511, 2, True)],
+)
+def test_a_large_matrix_for_few_rows_is_left_to_a_kernel_that_divides_it_among_threads(
+    monkeypatch: pytest.MonkeyPatch, batch: int, hidden: int, threads: int, expected: bool
+) -> None:
+    rnn, x = kc.LSTM(3, hidden).eval(), torch.randn(1, batch, 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(lstm_kernel, "_threads", lambda *sizes: 1)
+    for mode, always in ((torch.no_grad, False), (torch.enable_grad, True)):
+        with mode(), counted(monkeypatch) as calls:
+            rnn(x)
+        assert ("forward" in calls) is (expected or always)
+
+
+@used
+def test_an_empty_batch_is_an_empty_result() -> None:
+    rnn = kc.LSTM(36, 48)
+    output, (h, c) = rnn(torch.randn(4, 0, 36))
+    assert (output.shape, h.shape, c.shape) == ((4, 0, 48), (1, 0, 48), (1, 0, 48))
+    output.sum().backward()
+    assert rnn.weight_hh_l0.grad is not None and rnn.weight_hh_l0.grad.eq(0).all()
+
+
+@used
+def test_the_choice_is_printed() -> None:
+    assert "recurrence compiled, else native" in repr(kc.LSTM(36, 48, input_format=LAYER))
+    assert "recurrence compiled, else loop" in repr(kc.LSTM(36, 96, input_format="tt:r=2"))
+    assert "recurrence native" in repr(kc.LSTM(36, 48, input_format=LAYER, recurrence="native"))
+    assert "recurrence loop, U kept factored" in repr(kc.LSTM(36, 400, hidden_format="lowrank:r=2"))
+    assert "recurrence native" in repr(kc.GRU(36, 48, input_format=LAYER))
+
+
+# Without it ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_without_it_the_values_are_the_same(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    options, hidden = FORMATS[case]
+    torch.manual_seed(0)
+    rnn, x = kc.LSTM(36, hidden, **options), torch.randn(4, 5, 36)
+    both: list[list[Tensor]] = []
+    for _ in range(2):
+        output, state = rnn.train()(x)
+        gradients = torch.autograd.grad(output.square().sum(), [*rnn.parameters()])
+        with torch.no_grad():
+            both.append([output, *state, *gradients, rnn.eval()(x)[0]])
+        monkeypatch.setattr(compiled, "library", None)
+        assert "compiled" not in repr(rnn)
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
