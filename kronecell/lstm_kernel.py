@@ -43,9 +43,8 @@ def faster(batch: int, hidden: int) -> bool:
 
 def packed(weight: Tensor, backward: bool = False, space: Space | None = None) -> Tensor:
     """U (4H, H) in the order in which the kernel reads it, forward or backward."""
-    hidden, stripe = weight.shape[1], compiled.library.lstm_stripe()
-    depth, columns = (4 * hidden, hidden) if backward else (hidden, 4 * hidden)
-    size = depth * (-(-columns // stripe) * stripe)
+    hidden = weight.shape[1]
+    size = compiled.library.lstm_packed(hidden, backward)
     result = weight.new_empty(size) if space is None else space.take(("packed", ""), (size,), weight)
     weight = weight.contiguous()
     compiled.library.lstm_pack(weight.data_ptr(), result.data_ptr(), hidden, backward)

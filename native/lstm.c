@@ -54,8 +54,10 @@ static inline __attribute__((always_inline)) void turn(const float *from, long s
 
 #include "call.h"
 
-/* The columns of a packed matrix are filled up to a multiple of this. */
-int lstm_stripe(void) { return CALL(lstm_stripe); }
+/* Numbers of a packed w. */
+long lstm_packed(long hidden, int backward) {
+    return 1 + (backward ? CALL(lstm_packed, hidden, 4 * hidden) : CALL(lstm_packed, 4 * hidden, hidden));
+}
 
 /* w (4H, H) for the forward product, or for the backward one. */
 void lstm_pack(const float *w, float *packed, long hidden, int backward) {

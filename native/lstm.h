@@ -23,9 +23,31 @@ INLINE void NAME(store)(float *to, vec v, long some) {
 
 /* Products -------------------------------------------------------------------------------------------------------- */
 
+/* Numbers of a packed matrix, but for the one at the end. */
+TARGET static long NAME(lstm_packed)(long columns, long depth) { return depth * ((columns + WIDTH - 1) / WIDTH * WIDTH); }
+
+INLINE int NAME(zero)(const float *x, long size) {
+    for (long i = 0; i < size; i++)
+        if (x[i] != 0) return 0;
+    return 1;
+}
+
+/* Whether all are finite: what is not, less itself, is not zero. */
+INLINE int NAME(finite)(const float *x, long size) {
+    vec sum = {0};
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) sum += *(const vec *)(x + i) - *(const vec *)(x + i);
+    float rest = 0;
+    for (; i < size; i++) rest += x[i] - x[i];
+    for (int j = 0; j < LANES; j++) rest += sum[j];
+    return rest == 0;
+}
+
 /* w, which is (columns, depth) if turned and (depth, columns) if not, as stripes of WIDTH columns, (DEEP, WIDTH) each,
- * filled with zeros: all stripes of the first DEEP lines, then those of the next. */
+ * filled with zeros: all stripes of the first DEEP lines, then those of the next. At the end stands whether w is finite,
+ * 1 or 0. */
 TARGET static void NAME(lstm_pack)(const float *w, float *packed, long columns, long depth, int turned) {
+    packed[NAME(lstm_packed)(columns, depth)] = NAME(finite)(w, columns * depth);
     for (long start = 0; start < depth; start += DEEP) {
         long deep = depth - start < DEEP ? depth - start : DEEP;
         for (long c = 0; c < columns; c += WIDTH, packed += deep * WIDTH) {
@@ -212,7 +234,11 @@ TARGET static void NAME(lstm_forward)(const float *gates, const float *packed, c
     const long line = batch * hidden, skip = first * hidden;
     h += skip, c += skip, cells += skip, active += 4 * skip;
     for (long t = 0; t < steps; t++) {
-        NAME(product)(h, packed, gates + 4 * (t * line + skip), active, rows, 4 * hidden, hidden);
+        const float *from = gates + 4 * (t * line + skip);
+        if (t || !NAME(zero)(h, rows * hidden) || !packed[NAME(lstm_packed)(4 * hidden, hidden)])
+            NAME(product)(h, packed, from, active, rows, 4 * hidden, hidden);
+        else /* nothing comes from a first state of zeros, unless w is not finite */
+            memcpy(active, from, sizeof(float) * 4 * rows * hidden);
         NAME(step)(active, c, cells, out + t * line + skip, rows, hidden);
         h = out + t * line + skip, c = cells;
         if (train) cells += line, active += 4 * line;
@@ -232,8 +258,6 @@ TARGET static void NAME(lstm_backward)(const float *d_out, const float *packed, 
         if (t || whole) NAME(product)(d_gates + 4 * at, packed, NULL, dh, rows, hidden, 4 * hidden);
     }
 }
-
-TARGET static int NAME(lstm_stripe)(void) { return WIDTH; }
 
 #undef vec
 #undef ivec

@@ -151,13 +151,28 @@ def test_saturated_gates_have_finite_gradients_like_those_of_the_equations(scale
 @built
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", range(4))
-def test_what_is_not_finite_goes_where_the_equations_send_it(place: int, bad: float) -> None:
+@pytest.mark.parametrize("rests", [False, True])  # with a first state of zeros, U is left out if it is finite
+def test_what_is_not_finite_goes_where_the_equations_send_it(place: int, bad: float, rests: bool) -> None:
     tensors = operands(3, 4, 10)
     with torch.no_grad():
+        if rests:
+            tensors[2].zero_()
         tensors[place].view(-1)[3] = bad
     got, want = lstm_kernel.train(*tensors), equations(*doubled(tensors))
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a.isnan(), b.isnan())
+
+
+@built
+@pytest.mark.parametrize("hidden", [1, 10, 64])
+def test_a_first_state_of_zeros_is_like_any_other(hidden: int) -> None:
+    gates, weight, h, c = operands(2, 5, hidden)
+    for rows in (slice(0, 5), slice(0, 2)):  # all of the batch, or some of it
+        with torch.no_grad():
+            h[rows] = 0
+        tensors = (gates, weight, h, c)
+        assert_rounded(lstm_kernel.train(*tensors), equations(*doubled(tensors)))
+        assert_rounded(infer(*tensors), equations(*doubled(tensors)))
 
 
 # Autograd ------------------------------------------------------------------------------------------------------------
