@@ -177,7 +177,9 @@ class Plan:
             y = program.last(x)
             return y if bias is None else y + bias
 
-        return run(rows) if chunk is None else torch.cat([run(part) for part in rows.split(chunk)])
+        if chunk is None or len(rows) <= chunk:
+            return run(rows)
+        return torch.cat([run(part) for part in rows.split(chunk)])
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""
