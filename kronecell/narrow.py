@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from kronecell import compiled
 from kronecell.processor import LANES
 
-COMPILED_COLUMNS = 2 * LANES  # at most, whatever the depth
-WIDER = {8: {128: 64, 256: 256}}  # by lanes: from this depth on, so many; measured with AVX2 only
+COMPILED_COLUMNS = 2 * LANES  # at most
+DEEP, DEEP_COLUMNS = 256, {8: 256}  # from this depth on, so many, by lanes; measured with AVX2 only
 GRADIENT_COLUMNS = max(64, COMPILED_COLUMNS)  # for more, BLAS is as good at G^T x
 COMPILED_DEPTH = 4096  # less than this
 COMPILED_ELEMENTS = 2**20  # of x, at least; a quarter of it for half as many columns
@@ -95,7 +95,7 @@ def compiled_faster(elements: int, depth: int, columns: int) -> bool:
         return False
     enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
     alone = depth % ROW_CONFLICT != 0 or depth <= CONFLICT_DEPTH or columns <= FEWEST_COLUMNS
-    most = max([COMPILED_COLUMNS, *(wider for least, wider in WIDER.get(LANES, {}).items() if depth >= least)])
+    most = DEEP_COLUMNS.get(LANES, COMPILED_COLUMNS) if depth >= DEEP else COMPILED_COLUMNS
     return 1 < columns <= most and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
 
 
