@@ -144,8 +144,8 @@ def run(options: Options) -> None:
 {product_lines(few_columns)}
 ## An LSTM over 64 projected columns
 
-The first state is not zero. Compiled is taken where it is built; without it, packed for an LSTM in eval mode. Training is
-forward and backward to all weights.
+The first state is not zero. Compiled is taken where it is built; without it, packed for an LSTM in eval mode. Training
+is forward and backward to all weights.
 
 {recurrence_lines(ways)}"""
     write(options, "kernels", {"products": few_columns, "recurrences": ways}, text)
