@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kronecell.lowering import Op
-from kronecell.narrow import autocast_off, both_compiled, narrow, narrow_gradient
+from kronecell.narrow import autocast_off, both_compiled, kernel, narrow, narrow_gradient
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
@@ -33,9 +33,9 @@ def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
     return [*x.split(-(-max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
 
 
-def _whole(x: Tensor, small: Tensor, op: Op) -> bool:
-    """Whether a kernel takes the bytes as they are; `small` is the other operand or the gradient of the product."""
-    return op.narrow and op.a.permutation is None and both_compiled(op.a(x), small, op.b.groups[0])
+def _as_they_lie(op: Op) -> bool:
+    """Whether the product is one that a kernel may make of the bytes as they are."""
+    return op.narrow and op.a.permutation is None
 
 
 class _ByteProduct(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _ByteProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, small: Tensor, op: Op) -> Tensor:
         ctx.save_for_backward(x, small)
         ctx.op = op
-        if _whole(x, small, op):
+        if _as_they_lie(op) and kernel(op.a(x), small) == "compiled":
             return narrow(op.a(x), small)
         parts = _chunks(x, small)
         buffer = torch.empty(parts[0].shape, dtype=small.dtype, device=small.device)  # one for all: no fresh memory
@@ -70,7 +70,7 @@ class _ByteProduct(torch.autograd.Function):
         total: Tensor | None = None
         each, start = len(gradient) // max(1, len(x)), 0  # rows of the result that a row of x makes
         with autocast_off(gradient):  # the dtype was settled in the forward
-            if _whole(x, gradient, ctx.op):
+            if _as_they_lie(ctx.op) and both_compiled(ctx.op.a(x), gradient, gradient.shape[-1]):
                 return None, narrow_gradient(ctx.op.a(x), gradient), None
             for part in _chunks(x, small):
                 stop = start + each * len(part)

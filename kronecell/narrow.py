@@ -91,12 +91,15 @@ def onednn_faster(elements: int, depth: int, columns: int) -> bool:
 
 def compiled_faster(elements: int, depth: int, columns: int) -> bool:
     """The same for the compiled kernels: with AVX2 as measured, with AVX-512 as expected of the same code."""
-    if LANES == 4:
-        return False
-    enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
     alone = depth % ROW_CONFLICT != 0 or depth <= CONFLICT_DEPTH or columns <= FEWEST_COLUMNS
+    return depth < COMPILED_DEPTH and alone and compiled_faster_for_bytes(elements, depth, columns)
+
+
+def compiled_faster_for_bytes(elements: int, depth: int, columns: int) -> bool:
+    """The same for bytes, which the other kernels cannot read: how long rows are does not matter."""
+    enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
     most = DEEP_COLUMNS.get(LANES, COMPILED_COLUMNS) if depth >= DEEP else COMPILED_COLUMNS
-    return 1 < columns <= most and 8 <= depth < COMPILED_DEPTH and alone and elements >= enough
+    return LANES != 4 and 1 < columns <= most and depth >= 8 and elements >= enough
 
 
 def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
@@ -109,17 +112,14 @@ def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def _compiled_suits(x: Tensor, columns: int) -> bool:
-    return (
-        compiled.library is not None
-        and x.dtype in (torch.float32, torch.uint8)
-        and compiled_faster(x.numel(), x.shape[1], columns)
-    )
+    faster = {torch.float32: compiled_faster, torch.uint8: compiled_faster_for_bytes}.get(x.dtype)
+    return compiled.library is not None and faster is not None and faster(x.numel(), x.shape[1], columns)
 
 
 def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
-    """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants longer rows, and not
-    too many columns."""
-    fits = columns <= GRADIENT_COLUMNS and x.shape[1] >= compiled.LEAST_DEPTH
+    """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants rows that are neither
+    short nor too long, and not too many columns."""
+    fits = columns <= GRADIENT_COLUMNS and compiled.LEAST_DEPTH <= x.shape[1] < COMPILED_DEPTH
     return fits and plain(x, small) and _compiled_suits(x, columns)
 
 

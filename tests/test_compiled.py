@@ -294,6 +294,25 @@ def test_they_are_used_for_large_products_of_few_columns(
     assert narrow.compiled_faster(elements, depth, columns) is expected
 
 
+@built
+@used
+def test_bytes_go_to_them_however_long_their_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = operand(40, 40_000, True), operand(16, 40_000, False, 1)
+    assert narrow.kernel(x, weight) == "compiled" != narrow.kernel(x.float(), weight)
+    assert not narrow.both_compiled(x, weight, 16)  # the gradient would need room for long rows of numbers
+    layer = kc.TensorLinear(kc.KT((200, 200), (4, 4), 4), gates=4)
+    exact = kc.TensorLinear(layer.format, gates=4).double()
+    exact.load_state_dict(layer.state_dict())
+    with counted(monkeypatch) as calls:
+        y = layer(x)
+        gradients = torch.autograd.grad(y.square().sum(), [*layer.parameters()])
+    assert calls == ["few_columns"]
+    expected = exact(x)
+    wanted = torch.autograd.grad(expected.square().sum(), [*exact.parameters()])
+    for got, want in zip((y, *gradients), (expected, *wanted), strict=True):
+        assert (got - want).norm() <= 1e-5 * want.norm()
+
+
 # Without them --------------------------------------------------------------------------------------------------------
 
 
