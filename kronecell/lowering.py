@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kronecell import compiled
 from kronecell.narrow import COLUMNS, ELEMENTS, compiled_faster, narrow, narrow_gradient
 from kronecell.network import INPUT, Factor, Network
 from kronecell.space import Slot, Space
@@ -296,8 +297,8 @@ class _Layouts:
         lies = real(step.right_legs) == real((*other, *summed))
         limit = NARROW_LIMIT if self.volume(order) >= ELEMENTS else NARROW_LIMIT // 4
         columns, depth = self.volume(other), self.volume(summed)
-        few = columns <= COLUMNS or compiled_faster(self.volume(order), depth, columns)
-        return few and (lies or self.volume(step.right_legs) <= limit)
+        wider = compiled.library is not None and compiled_faster(self.volume(order), depth, columns)
+        return (columns <= COLUMNS or wider) and (lies or self.volume(step.right_legs) <= limit)
 
     def _around(self, order: tuple[str, ...], summed: list[str]) -> tuple[list[str], list[str]] | None:
         """The legs before and after the summed ones, when these stand together in the middle."""

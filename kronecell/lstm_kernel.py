@@ -97,7 +97,8 @@ class _Recurrence(torch.autograd.Function):
         weight, h, c, out, cells, active = ctx.saved_tensors
         with autocast_off(given[0]):  # the dtype was settled in the forward
             again = torch.is_grad_enabled() or d_cells is not None or d_active is not None  # a gradient of a gradient
-            if again or not suits(*given):
+            # Hooks of saved tensors may give back what is as good for torch, and not for the kernel.
+            if again or not suits(*given, weight, c, cells, active):
                 d_gates, dh, dc = _steps_back(weight, c, cells, active, d_out, dh, dc, d_cells, d_active)
             else:
                 d_gates, dh, dc = _backward(weight, c, cells, active, d_out, dh, dc, of_h)
@@ -126,7 +127,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of gates, first h (if wanted) and first c by the kernel."""
     steps, batch, hidden = cells.shape
-    d_gates = torch.empty_like(active)
+    d_gates = active.new_empty(active.shape)
     first = [c.new_zeros(c.shape) if last is None else c.new_empty(c.shape).copy_(last) for last in (dh, dc)]
     d_out = d_out if d_out is None else d_out.contiguous()
     read = [packed(weight, True, _scratch.space), *(part.contiguous() for part in (active, cells, c))]

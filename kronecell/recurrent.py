@@ -445,7 +445,9 @@ class Recurrent(nn.Module):
         lines = [", ".join(words)]
         for layer in range(self.num_layers):
             fmt, hidden = self.input_formats[layer], self.hidden_formats[layer]
-            how = ("compiled, else " if self.compiles(layer) else "") + self.recurrences[layer]
+            like = next(self.parameters())
+            here = like.dtype == torch.float32 and like.is_cpu and self.compiles(layer)
+            how = ("compiled, else " if here else "") + self.recurrences[layer]
             if hidden is not None:
                 how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
             lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")

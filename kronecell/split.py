@@ -1,8 +1,8 @@
 """The thin split: W = In Out with few columns between, for formats whose factors touch either the input or the output.
 
-S = x In is then a short vector, and Out is an ordinary weight matrix: an LSTM over S with `weight_ih = Out^T` runs in
-torch's native kernel, which is where the speed of the recurrent layers comes from (LowRank, TR, KT and KCP split;
-TT, CP, Tucker, BT and HT have factors that hold both an input and an output mode, and do not).
+S = x In is then a short vector, and Out is an ordinary weight matrix: an LSTM or GRU over S with `weight_ih = Out^T`
+runs in torch's native kernel (LowRank, TR, KT and KCP split; TT, CP, Tucker, BT and HT have factors that hold both an
+input and an output mode, and do not).
 """
 
 from __future__ import annotations

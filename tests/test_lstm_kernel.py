@@ -278,6 +278,21 @@ def test_the_last_state_may_be_changed() -> None:
 
 
 @built
+def test_saved_tensors_may_come_back_in_another_layout_or_dtype() -> None:
+    tensors = operands(5, 7, 20)
+    want = torch.autograd.grad(lstm_kernel.train(*tensors)[0].square().sum(), tensors)
+    turned = (lambda t: t.transpose(0, -1).contiguous(), lambda t: t.transpose(0, -1))
+    with torch.autograd.graph.saved_tensors_hooks(*turned):
+        loss = lstm_kernel.train(*tensors)[0].square().sum()
+    for got, expected in zip(torch.autograd.grad(loss, tensors), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t):
+        loss = lstm_kernel.train(*tensors)[0].sum()
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.autograd.grad(loss, tensors)
+
+
+@built
 def test_no_steps_are_saved_that_nobody_asked_for() -> None:
     tensors = operands(4, 5, 9)
     saved: list[Tensor] = []
