@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kronecell import compiled
 from kronecell.lowering import Op
-from kronecell.narrow import COMPILED_COLUMNS, both_compiled, kernel, plain
+from kronecell.narrow import COMPILED_COLUMNS, FEWEST_ELEMENTS, both_compiled, kernel, plain
 from kronecell.space import Space
 
 MOST_OTHERS = 16  # with more, a batch of products is as fast
@@ -38,7 +38,7 @@ class Fold:
         """Whether the kernel takes these operands of the two steps."""
         weight, factors = small[0], small[1]
         assert weight is not None and factors is not None
-        return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
+        return x.numel() >= FEWEST_ELEMENTS and self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
 
     def suits_backward(self, x: Tensor | None, y: Tensor | None, factors: Tensor | None, upstream: Tensor) -> bool:
         """The same for the gradients of both small operands."""

@@ -28,6 +28,7 @@ FEWEST_COLUMNS = 4  # up to so many are made as sums along rows, where rows do n
 MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more columns BLAS is as good or better
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
+FEWEST_ELEMENTS = min(ELEMENTS, COMPILED_ELEMENTS) // 4  # with fewer, BLAS is taken whatever the rest
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
@@ -44,7 +45,8 @@ def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
 
 def kernel(x: Tensor, weight: Tensor) -> str:
     """Which one makes x W^T: compiled, oneDNN or BLAS."""
-    if plain(x, weight) and x.shape[1] == weight.shape[1]:
+    # A step of a stream has few rows, and must not pay for questions whose answer is known.
+    if ordinary(x) and x.numel() >= FEWEST_ELEMENTS and plain(x, weight) and x.shape[1] == weight.shape[1]:
         if _compiled_suits(x, len(weight)):
             return "compiled"
         if _onednn_suits(x, weight):
