@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kronecell import compiled
 from kronecell.lowering import Op
-from kronecell.narrow import COMPILED_COLUMNS, FEWEST_ELEMENTS, both_compiled, kernel, plain
+from kronecell.narrow import COMPILED_COLUMNS, FEWEST_ELEMENTS, both_compiled, kernel, ordinary, plain
 from kronecell.space import Space
 
 MOST_OTHERS = 16  # with more, a batch of products is as fast
@@ -38,7 +38,9 @@ class Fold:
         """Whether the kernel takes these operands of the two steps."""
         weight, factors = small[0], small[1]
         assert weight is not None and factors is not None
-        return x.numel() >= FEWEST_ELEMENTS and self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
+        if not ordinary(x) or x.numel() < FEWEST_ELEMENTS:  # first: a tracer would take a look at sizes for a condition
+            return False
+        return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
 
     def suits_backward(self, x: Tensor | None, y: Tensor | None, factors: Tensor | None, upstream: Tensor) -> bool:
         """The same for the gradients of both small operands."""

@@ -193,3 +193,14 @@ def test_steps_are_a_fold_if_x_lies_as_it_should_and_the_second_sums_over_all_pl
     assert fold.fold_of((turned, wide[1])) is None
     large = kc.KCP((80, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2).plan("separable", 96, gates=4)
     assert fold.fold_of(replace(large, wide=True).program.hot) is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_exported_layer_that_folds_serves_every_number_of_rows(shared: bool) -> None:
+    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+    layer = kc.TensorLinear(fmt, gates=4, shared=shared).eval()
+    rows = {"x": {0: torch.export.Dim("rows", min=1, max=4096)}}
+    exported = torch.export.export(layer, (operand(3, fmt.M, False),), dynamic_shapes=rows).module()
+    for count in (1, 40):
+        x = operand(count, fmt.M, False)
+        torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-5)
