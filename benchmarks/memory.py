@@ -27,6 +27,7 @@ from kronecell import narrow
 
 ROWS = 96
 MEGABYTE = 2**20
+TIMEOUT = 120  # seconds
 
 
 def resident(field: str) -> int:
@@ -76,7 +77,11 @@ def parent() -> None:
     kc.TensorLinear(small_formats()["TT"], device="meta")  # loads what torch loads when it first runs without data
     # A new process for every case; two at a time do not add to each other's memory.
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        for found in pool.imap(attempt, cases, chunksize=1):
+        for answer in [pool.apply_async(attempt, (case,)) for case in cases]:
+            try:
+                found = answer.get(TIMEOUT)
+            except multiprocessing.TimeoutError:  # such as one that was killed for its memory
+                found = {"reason": f"no answer within {TIMEOUT} s"}
             print(json.dumps(found), flush=True)
 
 

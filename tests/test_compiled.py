@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,32 +138,37 @@ def test_nothing_is_read_or_written_beside_the_operands(rows: int, depth: int, c
 
 
 def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SimpleNamespace(few_columns=lambda *arguments: 1, column_sums=lambda *arguments: 1)
+    full = SimpleNamespace(**dict.fromkeys(KERNELS, lambda *arguments: 1))
     monkeypatch.setattr(compiled, "library", full)
     with pytest.raises(MemoryError, match="few columns"):
         compiled.few_columns(torch.ones(2, 3), torch.ones(1, 3))
     with pytest.raises(MemoryError, match="few columns"):
         compiled.column_sums(torch.ones(2, 3), torch.ones(2, 1))
+    one, sizes = torch.ones(1, 1), (1, 1, 1, 1, 1)
+    with pytest.raises(MemoryError, match="few columns"):
+        compiled.few_columns_folded(one, one, one, None, one, sizes)
+    with pytest.raises(MemoryError, match="few columns"):
+        compiled.column_sums_folded(one, one, one, one, one, one, sizes)
 
 
 # Where they are used -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the kernels for products as they are called."""
+def counted(monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = KERNELS) -> Iterator[list[str]]:
+    """Those of the named kernels that are called, in order; the ones for products unless told."""
     calls: list[str] = []
     real = compiled.library
 
     def follow(name: str) -> object:
-        def call(*arguments: object) -> int:
+        def call(*arguments: object) -> object:
             calls.append(name)
-            return int(getattr(real, name)(*arguments))
+            return getattr(real, name)(*arguments)
 
         return call
 
     with monkeypatch.context() as patch:
-        functions = {name: follow(name) if name in KERNELS else getattr(real, name) for name in compiled.SIGNATURES}
+        functions = {name: follow(name) if name in names else getattr(real, name) for name in compiled.SIGNATURES}
         patch.setattr(compiled, "library", SimpleNamespace(**functions))
         yield calls
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,31 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
 from kronecell import compiled, lstm_kernel
+from tests.test_compiled import counted
 from tests.test_lstm_kernel import assert_rounded, combination, used
 
 LAYER = "kcp:m=4x3x3,n=4x4x3,K=2,CA=2,CB=2"  # 36 -> 48
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the kernels as they are called."""
-    calls: list[str] = []
-    real = compiled.library
-
-    def follow(name: str) -> object:
-        def call(*arguments: object) -> object:
-            calls.append(name.removeprefix("lstm_"))
-            return getattr(real, name)(*arguments)
-
-        return call
-
-    names = ("lstm_pack", "lstm_forward", "lstm_backward")
-    followed = {name: follow(name) for name in names}
-    others = {name: getattr(real, name) for name in compiled.SIGNATURES if name not in names}
-    with monkeypatch.context() as patch:
-        patch.setattr(compiled, "library", SimpleNamespace(**followed, **others))
-        yield calls
-
+RECURRENCE = ("lstm_pack", "lstm_forward", "lstm_backward")
 
 MODULES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -70,21 +50,21 @@ def test_a_layer_is_torchs_in_training_and_eval(
     hx = tuple(torch.randn(count, batch, 21) for _ in range(2)) if given_state else None
     for training in (True, False):
         results, gradients = [], []
-        with counted(monkeypatch) as calls:
+        with counted(monkeypatch, RECURRENCE) as calls:
             for module in (ours, theirs):
                 torch.manual_seed(7)  # for dropout
                 output, state = module.train(training)(x, hx)
                 results.append((output, *state))
                 gradients.append(torch.autograd.grad(combination(results[-1]), [x, *module.parameters()]))
-        assert calls.count("forward") == calls.count("backward") == count
+        assert calls.count("lstm_forward") == calls.count("lstm_backward") == count
         for got, want in (results, gradients):
             for a, b in zip(got, want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), counted(monkeypatch) as calls:
+        with mode(), counted(monkeypatch, RECURRENCE) as calls:
             for a, b in zip(ours(x, hx)[1], theirs(x, hx)[1], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-        assert calls.count("forward") == count
+        assert calls.count("lstm_forward") == count
 
 
 FORMATS: dict[str, tuple[dict[str, Any], int]] = {
@@ -106,10 +86,10 @@ def test_a_compressed_layer_agrees_with_double_precision(monkeypatch: pytest.Mon
     exact = kc.LSTM(36, hidden, **options).double()
     exact.load_state_dict(rnn.state_dict())
     x = torch.randn(4, 5, 36)
-    with counted(monkeypatch) as calls:
+    with counted(monkeypatch, RECURRENCE) as calls:
         output, state = rnn(x)
         gradients = torch.autograd.grad(combination((output, *state)), [*rnn.parameters()])
-        assert calls == ["pack", "forward"] * rnn.directions + ["pack", "backward"] * rnn.directions
+        assert calls == ["lstm_pack", "lstm_forward"] * rnn.directions + ["lstm_pack", "lstm_backward"] * rnn.directions
         want, want_state = exact(x.double())
         assert len(calls) == 4 * rnn.directions
     wanted = torch.autograd.grad(combination((want, *want_state)), [*exact.parameters()])
@@ -146,9 +126,9 @@ def test_u_is_packed_once_in_eval_mode_and_again_after_every_change(monkeypatch:
         before = rnn(x)[0]
         for change in changes:
             change()
-            with counted(monkeypatch) as calls:
+            with counted(monkeypatch, RECURRENCE) as calls:
                 after, again = rnn(x)[0], rnn(x)[0]
-            assert calls == ["pack", "forward", "forward"]
+            assert calls == ["lstm_pack", "lstm_forward", "lstm_forward"]
             assert torch.equal(after, again) and not torch.equal(after, before)
             torch.testing.assert_close(after, rnn.to_dense()(x)[0])
             before = after
@@ -180,9 +160,9 @@ def test_frozen_parameters_get_no_gradient_and_the_others_theirs(monkeypatch: py
         assert module.weight_hh_l0.grad is None and module.bias_hh_l0.grad is None
     torch.testing.assert_close(ours.weight_ih_l0.grad, theirs.weight_ih_l0.grad, rtol=1e-5, atol=1e-5)
     ours.requires_grad_(False)
-    with counted(monkeypatch) as calls:
+    with counted(monkeypatch, RECURRENCE) as calls:
         assert not ours(x)[0].requires_grad
-    assert calls == ["pack", "forward"]
+    assert calls == ["lstm_pack", "lstm_forward"]
 
 
 @used
@@ -244,7 +224,7 @@ def test_elsewhere_the_other_ways_are_taken(monkeypatch: pytest.MonkeyPatch, cas
     want = kc.LSTM(36, 48, input_format=LAYER, **options | {"recurrence": "loop"})
     want.load_state_dict(rnn.state_dict())
     expected = want(x)[0]
-    with counted(monkeypatch) as calls:
+    with counted(monkeypatch, RECURRENCE) as calls:
         got = call(rnn, x)
     assert calls == []
     tolerance = 0.02 if case == "autocast" else 1e-5
@@ -256,7 +236,7 @@ def test_a_matrix_that_is_a_subclass_is_multiplied_by_torch(monkeypatch: pytest.
     rnn, x = kc.LSTM(36, 48, input_format=LAYER), torch.randn(4, 5, 36)
     want = rnn(x)[0]
     marked = rnn.weight_hh_l0.detach().as_subclass(Marked)
-    with counted(monkeypatch) as calls:
+    with counted(monkeypatch, RECURRENCE) as calls:
         got = torch.func.functional_call(rnn, {"weight_hh_l0": marked}, (x,))[0]
     assert calls == []
     torch.testing.assert_close(got.as_subclass(Tensor), want)
@@ -274,9 +254,9 @@ def test_a_large_matrix_for_few_rows_is_left_to_a_kernel_that_divides_it_among_t
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(lstm_kernel, "_threads", lambda *sizes: 1)
     for mode, always in ((torch.no_grad, False), (torch.enable_grad, True)):
-        with mode(), counted(monkeypatch) as calls:
+        with mode(), counted(monkeypatch, RECURRENCE) as calls:
             rnn(x)
-        assert ("forward" in calls) is (expected or always)
+        assert ("lstm_forward" in calls) is (expected or always)
 
 
 @used
