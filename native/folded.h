@@ -1,194 +1,233 @@
-/* Two products in one: y (R, P, C) = x (R, P, K) w^T, and z[r, o, c] = sum over p of y[r, p, c] f[p, o, c], where f is the
- * same for all columns c with the same g, their index among `shared`. y is folded up while it is in the cache.
+/* Two products in one: y (R, P, C) = x (R, P, K) w^T, and z[r, o, c] = sum over p of y[r, p, c] f[p, o, c], where f is
+ * the same for all columns c with the same g, their index among `shared`. y is folded up while it is in the cache.
  *
- * Columns count as (c / (shared * inner), g, c % inner); f is given as (shared, others, P), z as (R, shared, others, the
- * rest of the columns). `others` go four at a time; columns may fill two registers at most. */
+ * Columns count as (c / (shared * inner), g, c % inner); f is given as (shared, others, P), z as (R, shared, others,
+ * what is left of the columns). `others` go four at a time; columns may fill two registers at most. If they fill half
+ * of one or less, rows lie together in it. Two sets go at once, so that f and its gradient are read half as often. */
 #define FOUR 4
+#define SETS 2
 
 typedef struct NAME(folding) {
-    long places, columns, shared, inner, others, wide, padded; /* wide: columns as whole registers; padded: others */
+    long places, columns, shared, inner, others;
+    long together, wide, padded; /* rows in a set of registers, the numbers of that, and the others as whole fours */
+    long in_z[SETS * 2 * LANES], in_sums[SETS * 2 * LANES]; /* of lanes of all sets, for the first of the others */
 } NAME(folding);
 
-INLINE long NAME(shared_of)(const NAME(folding) *f, long c) { return c / f->inner % f->shared; }
+INLINE long NAME(shared_of)(const NAME(folding) *f, long l) { return l / f->inner % f->shared; }
 
-/* Where column c of the first of the others is in a row of z; the next of the others are `columns / shared` apart. */
-INLINE long NAME(place_of)(const NAME(folding) *f, long c) {
-    long group = c / (f->inner * f->shared), each = f->columns / f->shared;
-    return NAME(shared_of)(f, c) * f->others * each + group * f->inner + c % f->inner;
+INLINE NAME(folding) NAME(folding_of)(long places, long columns, long shared, long inner, long others) {
+    NAME(folding) f = {places, columns, shared, inner, others, columns < LANES ? LANES / columns : 1,
+                       NAME(width)(columns), (others + FOUR - 1) / FOUR * FOUR};
+    for (long l = 0, lanes = f.together * columns; l < SETS * lanes; l++) {
+        long row = l / columns, c = l % columns, group = c / (inner * shared), set = l / lanes, lane = l % lanes;
+        f.in_z[l] = (row * columns + NAME(shared_of)(&f, c) * (columns / shared)) * others + group * inner + c % inner;
+        f.in_sums[l] = (set * f.wide + lane - lane % LANES) * f.padded + lane % LANES;
+    }
+    return f;
 }
 
-/* f as (places, padded, wide), a number for every column. */
+/* Where f is for the first place, one of the others and lane l in (registers, padded / FOUR, places, FOUR, each). */
+INLINE long NAME(factor_of)(const NAME(folding) *f, long o, long l, long each) {
+    return ((l / LANES * f->padded + o - o % FOUR) * f->places + o % FOUR) * each + l % LANES;
+}
+
+/* f laid out like that, with a number for each lane, or with one for all where it is the same for all. */
 INLINE void NAME(spread)(const NAME(folding) *f, const float *factors, float *out) {
-    const float *from[2 * LANES];
-    for (long c = 0; c < f->columns; c++) from[c] = factors + NAME(shared_of)(f, c) * f->others * f->places;
-    for (long p = 0; p < f->places; p++)
-        for (long o = 0; o < f->padded; o++, out += f->wide) {
-            for (long c = 0; c < f->columns; c++) out[c] = o < f->others ? from[c][o * f->places + p] : 0;
-            for (long c = f->columns; c < f->wide; c++) out[c] = 0;
+    const long each = f->shared == 1 ? 1 : LANES, lanes = f->shared == 1 ? 1 : f->together * f->columns;
+    for (long o = 0; o < f->others; o++)
+        for (long l = 0; l < lanes; l++) {
+            const float *from = factors + (NAME(shared_of)(f, l) * f->others + o) * f->places;
+            float *to = out + NAME(factor_of)(f, o, l, each);
+            for (long p = 0; p < f->places; p++) to[p * FOUR * each] = from[p];
         }
 }
 
-/* sums (padded, wide) += y f for some places of one row. */
-INLINE void NAME(fold)(const NAME(folding) *f, const float *y, const float *factors, float *sums, long places,
-                       const int vecs) {
-    const long step = f->padded * f->wide;
-    for (long o = 0; o < f->padded; o += FOUR, factors += FOUR * f->wide, sums += FOUR * f->wide) {
-        vec all[FOUR][2];
-#pragma GCC unroll 4
-        for (int i = 0; i < FOUR; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) all[i][v] = *(vec *)(sums + (i * vecs + v) * LANES);
-        for (long p = 0; p < places; p++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) {
-                vec now = *(const vec *)(y + p * f->wide + v * LANES);
-#pragma GCC unroll 4
-                for (int i = 0; i < FOUR; i++)
-                    all[i][v] += now * *(const vec *)(factors + p * step + (i * vecs + v) * LANES);
-            }
-#pragma GCC unroll 4
-        for (int i = 0; i < FOUR; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) *(vec *)(sums + (i * vecs + v) * LANES) = all[i][v];
-    }
+INLINE vec NAME(factor)(const float *from, const int same) {
+    if (same) return *from - (vec){0}; /* which is no operation, other than a sum: that has no -0 */
+    return *(const vec *)from;
 }
 
-/* gradients of y, and of f added to `total`, for some places of one row; `up` (padded, wide) is that of z. */
-INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, const float *factors, const float *up, float *gradient,
-                         float *total, long places, const int vecs) {
-    const long step = f->padded * f->wide;
-    for (long o = 0; o < f->padded; o += FOUR, factors += FOUR * f->wide, up += FOUR * f->wide, total += FOUR * f->wide) {
-        vec all[FOUR][2];
+/* The way back for the gradient, which has a number for each lane. */
+INLINE void NAME(gather)(const NAME(folding) *f, const float *total, float *out) {
+    for (long o = 0; o < f->others; o++)
+        for (long l = 0; l < f->together * f->columns; l++) {
+            const float *from = total + NAME(factor_of)(f, o, l, LANES);
+            float *to = out + (NAME(shared_of)(f, l) * f->others + o) * f->places;
+            for (long p = 0; p < f->places; p++) to[p] += from[p * FOUR * LANES];
+        }
+}
+
+/* sums (SETS, registers, padded, LANES) = y f for y (SETS, places, wide), whose sets are `apart`. */
+INLINE void NAME(fold)(const NAME(folding) *f, const float *y, long apart, const float *factors, float *sums,
+                       const int same) {
+    const long each = same ? 1 : LANES;
+    for (long v = 0; v < f->wide; v += LANES)
+        for (long o = 0; o < f->padded; o += FOUR) {
+            const float *from = y + v, *with = factors + NAME(factor_of)(f, o, same ? 0 : v, each);
+            vec all[SETS][FOUR];
+#pragma GCC unroll 2
+            for (int s = 0; s < SETS; s++)
 #pragma GCC unroll 4
-        for (int i = 0; i < FOUR; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) all[i][v] = *(const vec *)(up + (i * vecs + v) * LANES);
-        for (long p = 0; p < places; p++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) {
-                vec now = *(const vec *)(y + p * f->wide + v * LANES), *to = (vec *)(gradient + p * f->wide + v * LANES);
-                vec sum = o ? *to : (vec){0};
+                for (int i = 0; i < FOUR; i++) all[s][i] = (vec){0};
+            for (long p = 0; p < f->places; p++, from += f->wide, with += FOUR * each)
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++) {
-                    long at = p * step + (i * vecs + v) * LANES;
-                    sum += all[i][v] * *(const vec *)(factors + at);
-                    *(vec *)(total + at) += all[i][v] * now;
+                    const vec factor = NAME(factor)(with + i * each, same);
+#pragma GCC unroll 2
+                    for (int s = 0; s < SETS; s++) all[s][i] += *(const vec *)(from + s * apart) * factor;
                 }
-                *to = sum;
-            }
-    }
+#pragma GCC unroll 2
+            for (int s = 0; s < SETS; s++)
+#pragma GCC unroll 4
+                for (int i = 0; i < FOUR; i++)
+                    *(vec *)(sums + (s * f->wide + v) * f->padded + (o + i) * LANES) = all[s][i];
+        }
 }
 
-/* Rows of `columns` numbers as rows of `wide`, or back in the same place. */
-INLINE void NAME(widen)(const float *from, long from_stride, float *to, long to_stride, long rows, long columns) {
-    for (long i = 0; i < rows; i++) memmove(to + i * to_stride, from + i * from_stride, sizeof(float) * columns);
-}
-
-INLINE const void *NAME(from)(const void *x, const int bytes, long start) {
-    return (const char *)x + start * (bytes ? 1 : sizeof(float));
-}
-
-INLINE int NAME(folded)(const void *x, const int bytes, const float *w, const float *factors, float *y, float *z, long rows,
-                        long depth, const NAME(folding) *f) {
-    const long size = f->padded * f->wide, each = f->columns / f->shared, all = rows * f->places;
-    const int narrow = f->columns < f->wide; /* then rows of y are not whole registers */
-    float *prepared = NAME(prepare)(w, bytes, depth, f->columns);
-    if (!prepared) return 1;
-    float *spread = malloc(sizeof(float) * (f->places * size + size + (1 + narrow) * PART * f->wide));
-    if (!spread) {
-        free(prepared);
-        return 1;
-    }
-    float *sums = spread + f->places * size, *made = sums + size, *wider = made + PART * f->wide;
-    NAME(spread)(f, factors, spread);
-    for (long start = 0; start < all; start += PART) {
-        long part = all - start < PART ? all - start : PART;
-        float *here = y ? y + start * f->columns : made;
-        NAME(multiply)(NAME(from)(x, bytes, start * depth), bytes, prepared, here, part, depth, f->columns);
-        if (narrow) NAME(widen)(here, f->columns, wider, f->wide, part, f->columns), here = wider;
-        for (long done = 0; done < part;) {
-            long p = (start + done) % f->places, row = (start + done) / f->places;
-            long some = f->places - p < part - done ? f->places - p : part - done;
-            if (!p) memset(sums, 0, sizeof(float) * size);
-            if (f->wide == LANES)
-                NAME(fold)(f, here + done * f->wide, spread + p * size, sums, some, 1);
-            else
-                NAME(fold)(f, here + done * f->wide, spread + p * size, sums, some, 2);
-            done += some;
-            if (p + some < f->places) continue;
-            for (long c = 0; c < f->columns; c++) {
-                float *to = z + row * f->others * f->columns + NAME(place_of)(f, c);
-                for (long o = 0; o < f->others; o++) to[o * each] = sums[o * f->wide + c];
+/* The gradients of such a y, and of f added to `total`; `up` is that of the sums. */
+INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, long apart, const float *factors, const float *up,
+                         float *gradient, float *total, const int same) {
+    const long each = same ? 1 : LANES, step = f->places * f->wide;
+    for (long v = 0; v < f->wide; v += LANES)
+        for (long o = 0; o < f->padded; o += FOUR) {
+            const float *from = y + v, *with = factors + NAME(factor_of)(f, o, same ? 0 : v, each);
+            float *to = gradient + v;
+            vec all[SETS][FOUR];
+#pragma GCC unroll 2
+            for (int s = 0; s < SETS; s++)
+#pragma GCC unroll 4
+                for (int i = 0; i < FOUR; i++)
+                    all[s][i] = *(const vec *)(up + (s * f->wide + v) * f->padded + (o + i) * LANES);
+            for (long p = 0; p < f->places; p++, from += f->wide, to += f->wide) {
+                vec now[SETS], sums[SETS];
+#pragma GCC unroll 2
+                for (int s = 0; s < SETS; s++) {
+                    now[s] = *(const vec *)(from + s * apart);
+                    sums[s] = o ? *(const vec *)(to + s * step) : (vec){0};
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < FOUR; i++, with += each, total += LANES) {
+                    vec factor = NAME(factor)(with, same), more = *(const vec *)total;
+#pragma GCC unroll 2
+                    for (int s = 0; s < SETS; s++) {
+                        sums[s] += all[s][i] * factor;
+                        more += all[s][i] * now[s];
+                    }
+                    *(vec *)total = more;
+                }
+#pragma GCC unroll 2
+                for (int s = 0; s < SETS; s++) *(vec *)(to + s * step) = sums[s];
             }
         }
+}
+
+/* Lines of `columns` numbers to where lines are farther apart, or nearer. */
+INLINE void NAME(move)(const float *from, long stride, float *to, long to_stride, long lines, long columns) {
+    if (columns == 4) /* the most usual; a size that is known here is not a call for every line */
+        for (long i = 0; i < lines; i++) memcpy(to + i * to_stride, from + i * stride, sizeof(float) * 4);
+    else
+        for (long i = 0; i < lines; i++) memcpy(to + i * to_stride, from + i * stride, sizeof(float) * columns);
+}
+
+/* Where row r is in (SETS, places, wide). */
+INLINE long NAME(row_of)(const NAME(folding) *f, long r) {
+    return r / f->together * f->places * f->wide + r % f->together * f->columns;
+}
+
+/* At most SETS * together rows of y as (SETS, places, wide): where they lie, or in `wider`, where the rest is zeros. */
+INLINE const float *NAME(widen)(const NAME(folding) *f, const float *y, float *wider, long rows) {
+    if (f->columns == f->wide) return y;
+    if (rows < SETS * f->together) memset(wider, 0, sizeof(float) * SETS * f->places * f->wide);
+    for (long r = 0; r < rows; r++, y += f->places * f->columns)
+        NAME(move)(y, f->columns, wider + NAME(row_of)(f, r), f->wide, f->places, f->columns);
+    return wider;
+}
+
+/* A function of its own: with the rest around it, sums would not stay in registers. */
+TARGET __attribute__((noinline)) static void NAME(multiply_part)(const void *x, int bytes, float *prepared, float *out,
+                                                                 long rows, long depth, long columns) {
+    if (bytes)
+        NAME(multiply)(x, 1, prepared, out, rows, depth, columns);
+    else
+        NAME(multiply)(x, 0, prepared, out, rows, depth, columns);
+}
+
+TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float *w, const float *factors, float *y,
+                                           float *z, long rows, long places, long depth, long columns, long shared,
+                                           long inner, long others) {
+    const NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
+    const long size = f.padded * f.wide, held = SETS * places * f.wide;
+    const long all = rows * places, most = SETS * f.together, next = columns / shared;
+    float *prepared = bytes ? NAME(prepare)(w, 1, depth, columns) : NAME(prepare)(w, 0, depth, columns);
+    float *spread = calloc((places + SETS) * size + held + (y ? 0 : (PART + most * places) * columns), sizeof(float));
+    float *sums = spread + places * size, *wider = sums + SETS * size, *made = wider + held;
+    long ready = 0; /* lines of y that are made and not folded up yet */
+    if (spread) NAME(spread)(&f, factors, spread);
+    for (long start = 0; prepared && spread && start < all; start += PART) {
+        long part = all - start < PART ? all - start : PART;
+        float *here = y ? y + (start - ready) * columns : made;
+        NAME(multiply_part)((const char *)x + start * depth * (bytes ? 1 : sizeof(float)), bytes, prepared,
+                            here + ready * columns, part, depth, columns);
+        ready += part;
+        while (ready && (ready >= most * places || start + part == all)) {
+            long some = ready / places < most ? ready / places : most;
+            const float *now = NAME(widen)(&f, here, wider, some);
+            long apart = some > f.together ? places * f.wide : 0; /* without a second set, the first is done twice */
+            if (shared == 1)
+                NAME(fold)(&f, now, apart, spread, sums, 1);
+            else
+                NAME(fold)(&f, now, apart, spread, sums, 0);
+            for (long l = 0; l < some * columns; l++)
+                for (long o = 0; o < others; o++) z[f.in_z[l] + o * next] = sums[f.in_sums[l] + o * LANES];
+            here += some * places * columns, ready -= some * places, z += some * others * columns;
+        }
+        if (!y) memmove(made, here, sizeof(float) * ready * columns);
     }
-    free(prepared);
     free(spread);
-    return 0;
+    free(prepared);
+    return !prepared || !spread;
 }
 
 /* The gradients of w and of f, added to what is there, from that of z. */
-INLINE int NAME(folded_gradients)(const void *x, const int bytes, const float *factors, const float *y, const float *up,
-                                  float *of_w, float *of_f, long rows, long depth, const NAME(folding) *f) {
-    const long size = f->padded * f->wide, each = f->columns / f->shared, all = rows * f->places;
-    const int narrow = f->columns < f->wide;
-    float *spread = malloc(sizeof(float) * (2 * f->places * size + size + (1 + narrow) * PART * f->wide));
+TARGET static int NAME(column_sums_folded)(const void *x, int bytes, const float *factors, const float *y,
+                                           const float *up, float *of_w, float *of_f, long rows, long places,
+                                           long depth, long columns, long shared, long inner, long others) {
+    const NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
+    const long size = f.padded * f.wide, held = SETS * places * f.wide;
+    const long most = SETS * f.together, next = columns / shared;
+    float *spread = calloc((2 * places + SETS) * size + 2 * held + (PART + most * places) * columns, sizeof(float));
     if (!spread) return 1;
-    float *total = spread + f->places * size, *now = total + f->places * size;
-    float *gradient = now + size, *wider = gradient + PART * f->wide;
+    float *total = spread + places * size, *now = total + places * size, *wider = now + SETS * size;
+    float *wide = wider + held, *gradient = wide + held;
+    long ready = 0; /* lines of the gradient of y that are made and not used yet */
     int failed = 0;
-    NAME(spread)(f, factors, spread);
-    memset(total, 0, sizeof(float) * (f->places + 1) * size);
-    for (long start = 0; start < all; start += PART) {
-        long part = all - start < PART ? all - start : PART;
-        const float *here = y + start * f->columns;
-        if (narrow) NAME(widen)(here, f->columns, wider, f->wide, part, f->columns), here = wider;
-        for (long done = 0; done < part;) {
-            long p = (start + done) % f->places, row = (start + done) / f->places;
-            long some = f->places - p < part - done ? f->places - p : part - done;
-            if (!p)
-                for (long c = 0; c < f->columns; c++) {
-                    const float *from = up + row * f->others * f->columns + NAME(place_of)(f, c);
-                    for (long o = 0; o < f->others; o++) now[o * f->wide + c] = from[o * each];
-                }
-            const float *ys = here + done * f->wide;
-            float *to = gradient + done * f->wide;
-            if (f->wide == LANES)
-                NAME(unfold)(f, ys, spread + p * size, now, to, total + p * size, some, 1);
-            else
-                NAME(unfold)(f, ys, spread + p * size, now, to, total + p * size, some, 2);
-            done += some;
-        }
-        if (narrow) NAME(widen)(gradient, f->wide, gradient, f->columns, part, f->columns);
-        failed |= NAME(column_sums)(NAME(from)(x, bytes, start * depth), bytes, gradient, of_w, part, depth, f->columns);
+    NAME(spread)(&f, factors, spread);
+    for (long row = 0, some; row < rows; row += some) {
+        some = rows - row < most ? rows - row : most;
+        if (some < most) memset(now, 0, sizeof(float) * SETS * size);
+        for (long l = 0; l < some * columns; l++)
+            for (long o = 0; o < others; o++) now[f.in_sums[l] + o * LANES] = up[f.in_z[l] + o * next];
+        const float *here = NAME(widen)(&f, y, wider, some);
+        float *to = gradient + ready * columns, *all = columns == f.wide ? to : wide;
+        long apart = some > f.together ? places * f.wide : 0; /* without a second set, the first meets zeros */
+        if (shared == 1)
+            NAME(unfold)(&f, here, apart, spread, now, all, total, 1);
+        else
+            NAME(unfold)(&f, here, apart, spread, now, all, total, 0);
+        for (long r = 0; r < some && all != to; r++)
+            NAME(move)(wide + NAME(row_of)(&f, r), f.wide, to + r * places * columns, columns, places, columns);
+        ready += some * places, y += some * places * columns, up += some * others * columns;
+        if (ready < PART && row + some < rows) continue;
+        long part = row + some < rows ? ready / TALL * TALL : ready;
+        failed |= bytes ? NAME(column_sums_bytes)(x, gradient, of_w, part, depth, columns)
+                        : NAME(column_sums_float)(x, gradient, of_w, part, depth, columns);
+        x = (const char *)x + part * depth * (bytes ? 1 : sizeof(float)), ready -= part;
+        memmove(gradient, gradient + part * columns, sizeof(float) * ready * columns);
     }
-    float *to[2 * LANES];
-    for (long c = 0; c < f->columns; c++) to[c] = of_f + NAME(shared_of)(f, c) * f->others * f->places;
-    for (long p = 0; p < f->places; p++)
-        for (long o = 0; o < f->others; o++)
-            for (long c = 0; c < f->columns; c++) to[c][o * f->places + p] += total[(p * f->padded + o) * f->wide + c];
+    NAME(gather)(&f, total, of_f);
     free(spread);
     return failed;
 }
 
-INLINE NAME(folding) NAME(folding_of)(long places, long columns, long shared, long inner, long others) {
-    return (NAME(folding)){places, columns, shared, inner, others, NAME(width)(columns), (others + FOUR - 1) / FOUR * FOUR};
-}
-
-TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float *w, const float *factors, float *y, float *z,
-                                           long rows, long places, long depth, long columns, long shared, long inner,
-                                           long others) {
-    NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
-    return bytes ? NAME(folded)(x, 1, w, factors, y, z, rows, depth, &f)
-                 : NAME(folded)(x, 0, w, factors, y, z, rows, depth, &f);
-}
-
-TARGET static int NAME(column_sums_folded)(const void *x, int bytes, const float *factors, const float *y, const float *up,
-                                           float *of_w, float *of_f, long rows, long places, long depth, long columns,
-                                           long shared, long inner, long others) {
-    NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
-    return bytes ? NAME(folded_gradients)(x, 1, factors, y, up, of_w, of_f, rows, depth, &f)
-                 : NAME(folded_gradients)(x, 0, factors, y, up, of_w, of_f, rows, depth, &f);
-}
-
 #undef FOUR
+#undef SETS

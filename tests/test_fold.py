@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,13 +16,13 @@ from kronecell.narrow import COMPILED_COLUMNS, LANES
 from tests.test_compiled import EPS, built, counted, operand, used
 
 SIZES = {
-    "rows": st.integers(1, 5),
+    "rows": st.integers(1, 9),
     "places": st.one_of(st.integers(1, 40), st.integers(380, 400)),
     "depth": st.integers(0, 40),
     "outer": st.integers(1, 3),
     "shared": st.integers(1, 4),
     "inner": st.integers(1, 5),
-    "others": st.integers(1, 9),
+    "others": st.one_of(st.integers(1, 9), st.just(16)),
     "bytes_": st.booleans(),
 }
 
@@ -37,6 +37,13 @@ def in_doubles(x: Tensor, weight: Tensor, factors: Tensor, inner: int) -> tuple[
 @built
 @settings(max_examples=150)
 @given(**SIZES)
+@example(rows=1, places=160, depth=8, outer=1, shared=1, inner=4, others=1, bytes_=False)  # rows lie together
+@example(rows=5, places=160, depth=8, outer=1, shared=1, inner=4, others=3, bytes_=False)
+@example(rows=8, places=160, depth=40, outer=1, shared=1, inner=4, others=4, bytes_=True)
+@example(rows=33, places=13, depth=40, outer=1, shared=1, inner=4, others=16, bytes_=False)
+@example(rows=9, places=390, depth=0, outer=1, shared=3, inner=1, others=4, bytes_=False)
+@example(rows=5, places=160, depth=0, outer=1, shared=4, inner=4, others=4, bytes_=False)  # as many as fill registers
+@example(rows=7, places=33, depth=5, outer=1, shared=1, inner=COMPILED_COLUMNS, others=16, bytes_=False)
 def test_the_kernels_are_two_products_and_their_gradients(
     rows: int, places: int, depth: int, outer: int, shared: int, inner: int, others: int, bytes_: bool
 ) -> None:
@@ -72,15 +79,16 @@ def test_the_kernels_are_two_products_and_their_gradients(
 
 
 @built
-@pytest.mark.parametrize("columns", [4, 7, COMPILED_COLUMNS])
+@pytest.mark.parametrize("columns", [4, 7, 8, COMPILED_COLUMNS])
+@pytest.mark.parametrize(("own", "others"), [(False, 3), (False, 16), (True, 3)])
 def test_a_row_has_the_same_bits_alone_among_others_and_with_any_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch, columns: int
+    monkeypatch: pytest.MonkeyPatch, columns: int, own: bool, others: int
 ) -> None:
     monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
-    places, depth, others = 33, 100, 3
-    sizes = (places, columns, 1, columns, others)
+    places, depth, shared = 33, 100, columns if own else 1  # every column has factors of its own, or none has
+    sizes = (places, columns, shared, columns // shared, others)
     x, weight = operand(7 * places, depth, False), operand(columns, depth, False, 1)
-    factors, upstream = operand(others, places, False, 2), operand(7, others * columns, False, 3)
+    factors, upstream = operand(shared * others, places, False, 2), operand(7, others * columns, False, 3)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -103,7 +111,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_with_any_number_of_threa
 
 
 @built
-@pytest.mark.parametrize(("columns", "others"), [(1, 1), (7, 3), (COMPILED_COLUMNS, 4)])
+@pytest.mark.parametrize(("columns", "others"), [(1, 1), (4, 16), (7, 3), (COMPILED_COLUMNS, 4)])
 def test_nothing_is_read_or_written_beside_the_operands(columns: int, others: int) -> None:
     rows, places, depth = 3, 13, compiled.LEAST_DEPTH + 5
     memories = []
@@ -164,6 +172,7 @@ def test_a_layer_and_its_split_agree_with_double_precision(name: str, shared: bo
 def test_a_recurrent_layer_folds_unless_only_one_of_the_two_operands_learns(
     monkeypatch: pytest.MonkeyPatch, shared: bool, frozen: tuple[str, ...]
 ) -> None:
+    torch.manual_seed(0)  # in one of a hundred draws, float32 loses more than is allowed below
     fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
     lstm = kc.LSTM(fmt.M, fmt.N, input_format=fmt, shared=shared)
     for name, parameter in lstm.named_parameters():
