@@ -27,10 +27,12 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "few_columns_folded": (_whole, _address, _whole, *[_address] * 4, *[_size] * 7, _whole),
     "column_sums_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
     "least_depth": (_whole,),
+    "last_product": (None, _address, _size, _size, *[_address] * 3, *[_size] * 4, _whole),
     "lstm_packed": (_size, _size, _whole),
     "lstm_pack": (None, _address, _address, _size, _whole),
     "lstm_forward": (None, *[_address] * 7, _whole, *[_size] * 3, _whole),
     "lstm_backward": (None, *[_address] * 8, _whole, *[_size] * 3, _whole),
+    "lstm_weight_gradient": (_whole, *[_address] * 4, *[_size] * 3, _whole),
 }
 
 

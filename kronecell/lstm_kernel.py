@@ -20,6 +20,7 @@ from kronecell.space import Space
 ROWS_OF_A_THREAD = 4  # of the batch, at least: every thread reads all of U
 WORTH_A_THREAD = 2**20  # multiply-adds
 LARGE = 512  # hidden size from which U is read so slowly that threads are worth it even for a single row
+MOST_ROWS = 480  # steps times batch, in the gradient of U: two of its sums; for longer ones BLAS is as good
 
 Gradient = Tensor | None
 
@@ -98,12 +99,15 @@ class _Recurrence(torch.autograd.Function):
         with autocast_off(given[0]):  # the dtype was settled in the forward
             again = torch.is_grad_enabled() or d_cells is not None or d_active is not None  # a gradient of a gradient
             # Hooks of saved tensors may give back what is as good for torch, and not for the kernel.
-            if again or not suits(*given, weight, c, cells, active):
-                d_gates, dh, dc = _steps_back(weight, c, cells, active, d_out, dh, dc, d_cells, d_active)
-            else:
+            fast = not again and suits(*given, weight, h, c, out, cells, active)
+            if fast:
                 d_gates, dh, dc = _backward(weight, c, cells, active, d_out, dh, dc, of_h)
+            else:
+                d_gates, dh, dc = _steps_back(weight, c, cells, active, d_out, dh, dc, d_cells, d_active)
             d_weight = None
-            if of_weight:
+            if of_weight and fast and len(out) * len(h) <= MOST_ROWS:
+                d_weight = _weight_gradient(d_gates, h, out)
+            elif of_weight:
                 before = torch.cat([h.unsqueeze(0), out[:-1]])
                 d_weight = d_gates.reshape(-1, len(weight)).t() @ before.reshape(-1, weight.shape[1])
         return d_gates if of_gates else None, d_weight, dh if of_h else None, dc if of_c else None
@@ -137,6 +141,18 @@ def _backward(
     return d_gates, first[0], first[1]
 
 
+def _weight_gradient(d_gates: Tensor, h: Tensor, out: Tensor) -> Tensor:
+    """The gradient of U by the kernel, without a copy of the states before all steps in one piece."""
+    steps, batch, hidden = out.shape
+    d_weight = h.new_empty(4 * hidden, hidden)
+    h, out = h.contiguous(), out.contiguous()
+    addresses = (d_gates.data_ptr(), h.data_ptr(), out.data_ptr(), d_weight.data_ptr())
+    threads = max(1, min(torch.get_num_threads(), _work(steps, batch, hidden) // WORTH_A_THREAD))
+    if compiled.library.lstm_weight_gradient(*addresses, steps, batch, hidden, threads):
+        raise MemoryError("the kernel for the gradient of U found no memory for its buffers")
+    return d_weight
+
+
 def _steps_back(
     weight: Tensor,
     c: Tensor,
@@ -166,5 +182,10 @@ def _steps_back(
 
 
 def _threads(steps: int, batch: int, hidden: int) -> int:
-    work = 4 * steps * batch * hidden * hidden
+    work = _work(steps, batch, hidden)
     return max(1, min(torch.get_num_threads(), batch // ROWS_OF_A_THREAD, work // WORTH_A_THREAD))
+
+
+def _work(steps: int, batch: int, hidden: int) -> int:
+    """Multiply-adds of one of the products with U, or of the gradient of U."""
+    return 4 * steps * batch * hidden * hidden

@@ -68,7 +68,9 @@ def ordinary(x: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type))
+        or (
+            torch._C._is_any_autocast_enabled() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+        )
     )
 
 
@@ -130,13 +132,17 @@ def plain(x: Tensor, small: Tensor) -> bool:
     return (
         ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
         and unwatched(x)
-        and unwatched(small)
-        and small.dtype == torch.float32
-        and x.device.type == small.device.type == "cpu"
+        and numbers(small)
+        and x.is_cpu
         and x.is_contiguous()
         and small.is_contiguous()
         and not (torch.is_grad_enabled() and (x.requires_grad or small.requires_grad))
     )
+
+
+def numbers(*tensors: Tensor) -> bool:
+    """Whether these are float32 in the memory of the CPU, and no mode of torch wants to hear of operations."""
+    return all(t.dtype == torch.float32 and t.is_cpu and unwatched(t) for t in tensors)
 
 
 def unwatched(tensor: Tensor) -> bool:

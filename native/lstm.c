@@ -1,4 +1,4 @@
-/* The recurrence of an LSTM, all steps in one call, and its gradient:
+/* The recurrence of an LSTM, all steps in one call, and its gradients:
  *
  *   i f g o = gates[t] + h w^T,  c = sigmoid(f) c + sigmoid(i) tanh(g),  h = sigmoid(o) tanh(c)
  *
@@ -9,6 +9,7 @@
  * The code is written once for a vector of LANES numbers (lstm.h) and compiled for every kind of processor.
  */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -16,6 +17,8 @@
 
 #define DEEP 256       /* length of the sums that are made at once: a stripe of w that long stays in the first cache */
 #define TALL 96        /* rows of the batch whose states stay in cache, while w comes from further away */
+#define LONG 240       /* rows that are summed at once for the gradient of w; a power of two is slower: lines compete */
+#define GATES 48       /* lines of that gradient that are made at once; a multiple of all ROWS, and of 4 */
 #define MOST_STRIPES 4 /* of columns at once, where there are few rows */
 
 /* Four by four numbers are turned over. */
@@ -94,4 +97,22 @@ void lstm_backward(const float *d_out, const float *packed, const float *active,
     for (long first = 0; first < batch; first += each)
         CALL(lstm_backward, d_out, packed, active, cells, c, dh, dc, d_gates, whole, steps, batch, hidden, first,
              batch - first < each ? batch - first : each);
+}
+
+/* d_weight (4H, H), the gradient of w: d_gates (T, B, 4H) times the states before, which lie in h (B, H) and out
+ * (T, B, H), summed over all rows. Threads divide its lines and leave the bits. Returns 1 if there is no memory. */
+int lstm_weight_gradient(const float *d_gates, const float *h, const float *out, float *d_weight, long steps,
+                         long batch, long hidden, int threads) {
+    const long skipped = CALL(lstm_rests, h, d_gates, batch * hidden) ? batch : 0, rows = steps * batch - skipped;
+    const long slices = (rows + LONG - 1) / LONG, each = slices ? (rows + slices - 1) / slices : 1;
+    float *packed = malloc(sizeof(float) * (CALL(lstm_packed, hidden, rows) + 1));
+    if (!packed) return 1;
+    CALL(lstm_pack_states, h, out, packed, batch, hidden, skipped, rows, each);
+    if (!rows) memset(d_weight, 0, sizeof(float) * 4 * hidden * hidden);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long g = 0; g < 4 * hidden; g += GATES)
+        CALL(lstm_weight_gradient, d_gates + skipped * 4 * hidden + g, packed, d_weight + g * hidden, hidden, rows,
+             each, 4 * hidden - g < GATES ? 4 * hidden - g : GATES);
+    free(packed);
+    return 0;
 }

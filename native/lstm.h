@@ -32,14 +32,16 @@ INLINE int NAME(zero)(const float *x, long size) {
     return 1;
 }
 
-/* Whether all are finite: what is not, less itself, is not zero. */
+/* Whether all are finite: what is not, less itself, is not zero. Four sums at once, because one waits for its last. */
 INLINE int NAME(finite)(const float *x, long size) {
-    vec sum = {0};
+    vec sums[4] = {{0}};
     long i = 0;
-    for (; i + LANES <= size; i += LANES) sum += *(const vec *)(x + i) - *(const vec *)(x + i);
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) sums[v] += *(const vec *)(x + i + v * LANES) - *(const vec *)(x + i + v * LANES);
     float rest = 0;
     for (; i < size; i++) rest += x[i] - x[i];
-    for (int j = 0; j < LANES; j++) rest += sum[j];
+    for (int j = 0; j < LANES; j++) rest += sums[0][j] + sums[1][j] + sums[2][j] + sums[3][j];
     return rest == 0;
 }
 
@@ -47,7 +49,8 @@ INLINE int NAME(finite)(const float *x, long size) {
  * filled with zeros: all stripes of the first DEEP lines, then those of the next. At the end stands whether w is finite,
  * 1 or 0. */
 TARGET static void NAME(lstm_pack)(const float *w, float *packed, long columns, long depth, int turned) {
-    packed[NAME(lstm_packed)(columns, depth)] = NAME(finite)(w, columns * depth);
+    float *end = packed + NAME(lstm_packed)(columns, depth);
+    *end = 1;
     for (long start = 0; start < depth; start += DEEP) {
         long deep = depth - start < DEEP ? depth - start : DEEP;
         for (long c = 0; c < columns; c += WIDTH, packed += deep * WIDTH) {
@@ -63,6 +66,7 @@ TARGET static void NAME(lstm_pack)(const float *w, float *packed, long columns, 
             for (; k < deep; k++)
                 for (long j = 0; j < WIDTH; j++)
                     packed[k * WIDTH + j] = j < some ? w[(c + j) * depth + start + k] : 0;
+            if (*end) *end = NAME(finite)(packed, deep * WIDTH); /* of a stripe, while it is in cache */
         }
     }
 }
@@ -256,6 +260,62 @@ TARGET static void NAME(lstm_backward)(const float *d_out, const float *packed, 
         NAME(step_back)(active + 4 * at, t ? cells + at - line : c, cells + at, dh, d_out ? d_out + at : d_out, dc,
                         d_gates + 4 * at, rows, hidden);
         if (t || whole) NAME(product)(d_gates + 4 * at, packed, NULL, dh, rows, hidden, 4 * hidden);
+    }
+}
+
+/* The gradient of w ------------------------------------------------------------------------------------------------ */
+
+/* Whether nothing comes from the first step: its state is zero, and its gradients are finite. */
+TARGET static int NAME(lstm_rests)(const float *h, const float *d_gates, long size) {
+    return NAME(zero)(h, size) && NAME(finite)(d_gates, 4 * size);
+}
+
+/* The states before the steps, which are the rows of h and then of out, without the first `skipped` of them: stripes as
+ * those of w, all of the first `each` rows, then those of the next. */
+TARGET static void NAME(lstm_pack_states)(const float *h, const float *out, float *packed, long batch, long hidden,
+                                          long skipped, long rows, long each) {
+    for (long start = 0; start < rows; start += each) {
+        long deep = rows - start < each ? rows - start : each;
+        for (long k = 0; k < deep; k++) {
+            long row = skipped + start + k;
+            const float *from = row < batch ? h + row * hidden : out + (row - batch) * hidden;
+            for (long c = 0; c < hidden; c += WIDTH)
+                for (long j = 0; j < WIDTH; j += LANES)
+                    *(vec *)(packed + c * deep + k * WIDTH + j) = NAME(load)(from + c + j, hidden - c - j);
+        }
+        packed += NAME(lstm_packed)(hidden, deep);
+    }
+}
+
+/* Some lines of the gradient, GATES at most, from as many columns of d_gates. These are turned over first: numbers that
+ * lie 4H apart compete for the same places in cache. Sums of `each` rows are added up: a single one is less exact. */
+TARGET static void NAME(lstm_weight_gradient)(const float *d_gates, const float *packed, float *d_weight, long hidden,
+                                              long rows, long each, long some) {
+    float turned[GATES * LONG], beside[GATES * WIDTH];
+    for (long start = 0; start < rows; start += each, d_gates += each * 4 * hidden) {
+        long deep = rows - start < each ? rows - start : each, k = 0;
+        for (; k + 4 <= deep; k += 4)
+            for (long g = 0; g < some; g += 4) /* as 4H is, `some` is a multiple of 4 */
+                turn(d_gates + k * 4 * hidden + g, 4 * hidden, turned + g * deep + k, deep);
+        for (; k < deep; k++)
+            for (long g = 0; g < some; g++) turned[g * deep + k] = d_gates[k * 4 * hidden + g];
+        for (long c = 0; c < hidden; c += WIDTH, packed += deep * WIDTH) {
+            const int straight = !start && hidden - c >= WIDTH; /* if not, they are made beside and added or copied */
+            const long stride = straight ? hidden : WIDTH;
+            float *to = straight ? d_weight + c : beside;
+            for (long blocks = (some + ROWS - 1) / ROWS, r = 0; blocks; blocks--) {
+                long now = (some - r + blocks - 1) / blocks; /* about as many in each */
+                NAME(one_stripe)(turned + r * deep, deep, packed, NULL, to + r * stride, stride, deep, now);
+                r += now;
+            }
+            for (long i = 0; i < some && !straight; i++)
+                for (long j = c; j < c + WIDTH && j < hidden; j += LANES) {
+                    float *at = d_weight + i * hidden + j;
+                    vec sum = *(const vec *)(beside + i * WIDTH + j - c);
+                    if (start) sum += NAME(load)(at, hidden - j);
+                    NAME(store)(at, sum, hidden - j);
+                }
+        }
     }
 }
 

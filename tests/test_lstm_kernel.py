@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from kronecell import compiled, lstm_kernel
 from kronecell.recurrence import lstm_step, run_loop
+from tests.test_compiled import counted
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -165,6 +167,109 @@ def test_a_first_state_of_zeros_is_like_any_other(hidden: int) -> None:
         tensors = (gates, weight, h, c)
         assert_rounded(lstm_kernel.train(*tensors), equations(*doubled(tensors)))
         assert_rounded(infer(*tensors), equations(*doubled(tensors)))
+
+
+# The gradient of U ---------------------------------------------------------------------------------------------------
+
+
+def factors(steps: int, batch: int, hidden: int, seed: int = 0) -> list[Tensor]:
+    """The gradients of the gates, the first state and the output."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((steps, batch, 4 * hidden), (batch, hidden), (steps, batch, hidden))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def torchs_product(d_gates: Tensor, h: Tensor, out: Tensor) -> Tensor:
+    before = torch.cat([h[None], out[:-1]])
+    return d_gates.flatten(0, 1).t() @ before.flatten(0, 1)
+
+
+def assert_exact_product(tensors: Sequence[Tensor]) -> None:
+    """The kernel's is as exact as torch's, or as sums are whose roundings grow with the root of their length."""
+    exact = doubled(tensors)
+    want, size = torchs_product(*exact), rms(torchs_product(*(t.square() for t in exact)).sqrt())
+    got, theirs = (rms(f(*tensors) - want) for f in (lstm_kernel._weight_gradient, torchs_product))
+    assert got <= max(theirs, (2 + tensors[0][..., 0].numel() ** 0.5 / 4) * EPS * size)
+
+
+@built
+@settings(max_examples=150)
+@given(steps=st.integers(1, 7), batch=st.integers(1, 80), hidden=st.integers(1, 70), rests=st.booleans())
+def test_the_gradient_of_U_is_as_exact_as_torchs(steps: int, batch: int, hidden: int, rests: bool) -> None:
+    d_gates, h, out = factors(steps, batch, hidden)
+    assert_exact_product((d_gates, h.zero_() if rests else h, out))
+
+
+SUMS = [(1, 1, 1), (7, 1, 256), (3, 80, 32), (1, 241, 33), (2, 240, 12), (5, 97, 13), (9, 99, 100), (2, 1, 300)]
+
+
+@built
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("size", SUMS)
+def test_the_same_at_the_ends_of_blocks(size: tuple[int, int, int], rests: bool) -> None:
+    d_gates, h, out = factors(*size)
+    tensors = d_gates, h.zero_() if rests else h, out
+    assert_exact_product(tensors)
+    whole = [(8 * tensor).round() for tensor in tensors]  # sums of these are not rounded
+    assert torch.equal(lstm_kernel._weight_gradient(*whole).double(), torchs_product(*doubled(whole)))
+
+
+@built
+@pytest.mark.parametrize("size", [(1, 3, 10), (3, 0, 10)])
+def test_where_nothing_is_summed_the_gradient_of_U_is_zero(size: tuple[int, int, int]) -> None:
+    d_gates, h, out = factors(*size)
+    assert torch.equal(lstm_kernel._weight_gradient(d_gates, h.zero_(), out), torch.zeros(40, 10))
+
+
+@built
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (2, 0)])  # of the operands, and of the steps
+@pytest.mark.parametrize("rests", [False, True])  # with a first state of zeros, that step is left out if it is finite
+def test_what_is_not_finite_goes_where_torchs_product_sends_it(place: tuple[int, int], bad: float, rests: bool) -> None:
+    for hidden in (10, 32):
+        tensors = factors(3, 4, hidden)
+        if rests:
+            tensors[1].zero_()
+        which, step = place
+        tensors[which].view(-1, 4, tensors[which].shape[-1])[step, -1, -2] = bad
+        got, want = lstm_kernel._weight_gradient(*tensors), torchs_product(*tensors)
+        assert not bool(want.isfinite().all())
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+@built
+@pytest.mark.parametrize("size", [(3, 5, 20), (6, 50, 33), (2, 3, 1)])
+def test_threads_leave_the_bits_of_the_gradient_of_U(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(lstm_kernel, "WORTH_A_THREAD", 1)
+    tensors, threads, results = factors(*size), torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3, 2):
+            torch.set_num_threads(n)
+            results.append(lstm_kernel._weight_gradient(*tensors))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(other, results[0]) for other in results[1:])
+
+
+@built
+def test_long_sums_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm_kernel, "MOST_ROWS", 12)
+    for steps in (3, 4):
+        tensors = operands(steps, 4, 9)
+        exact = doubled(tensors)
+        with counted(monkeypatch, ["lstm_weight_gradient"]) as calls:
+            got = torch.autograd.grad(lstm_kernel.train(*tensors)[0].sum(), tensors[1])
+        assert len(calls) == (steps == 3)
+        assert_rounded(got, torch.autograd.grad(equations(*exact)[0].sum(), exact[1]))
+
+
+@built
+def test_no_memory_for_the_gradient_of_U_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "library", SimpleNamespace(lstm_weight_gradient=lambda *arguments: 1))
+    with pytest.raises(MemoryError, match="gradient of U"):
+        lstm_kernel._weight_gradient(*factors(2, 3, 4))
 
 
 # Autograd ------------------------------------------------------------------------------------------------------------
@@ -367,7 +472,9 @@ def test_nothing_is_read_or_written_beside_the_operands(steps: int, batch: int, 
         d_gates = within(torch.full_like(active, torch.nan))
         arguments = (d_out, backward, active, cells, c, dh, dc, d_gates)
         library.lstm_backward(*(t.data_ptr() for t in arguments), True, *sizes)
-    for result in (forward, backward, out, cells, active, dh, dc, d_gates):
+        d_weight = within(torch.full_like(weight, torch.nan))
+        assert not library.lstm_weight_gradient(*(t.data_ptr() for t in (d_gates, h, out, d_weight)), *sizes)
+    for result in (forward, backward, out, cells, active, dh, dc, d_gates, d_weight):
         assert bool(result.isfinite().all())
     assert all(bool(wall.isnan().all()) for wall in walls)
 

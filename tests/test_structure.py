@@ -18,7 +18,7 @@ LAYERS = [
     {"steps"},
     {"compiled", "processor", "space"},
     {"narrow"},
-    {"lowering", "lstm_kernel"},
+    {"last", "lowering", "lstm_kernel"},
     {"fold"},
     {"hot", "bytes"},
     {"plan"},

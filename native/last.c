@@ -1,0 +1,42 @@
+/* The last product of a plan, one for every group (the gates, as a rule), written where it belongs:
+ *
+ *   y[r, g, n] = bias[g, n] + sum over k of x[r, g, k] w[g, k, n]
+ *
+ * x has two strides, for groups and for rows, and w lies in the order (g, k, n). k is short and n a whole number of
+ * registers. As a batch of matrices with strides, BLAS takes several times as long as the multiply-adds explain.
+ *
+ * The code is written once for a vector of LANES numbers (last.h) and compiled for every kind of processor.
+ */
+#if defined(__x86_64__)
+#define LANES 16
+#define ROWS 12 /* at once, by two registers of columns */
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#include "last.h"
+
+#define LANES 8
+#define ROWS 6
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "last.h"
+#endif
+
+#define LANES 4
+#define ROWS 6
+#define NAME(name) name##_any
+#define TARGET
+#include "last.h"
+
+#include "call.h"
+
+void last_product(const float *x, long x_group, long x_row, const float *w, const float *bias, float *y, long rows,
+                  long groups, long depth, long columns, int threads) {
+    const long each = (rows + threads - 1) / threads, y_row = groups * columns;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int t = 0; t < threads; t++) {
+        long start = t * each, some = rows - start < each ? rows - start : each;
+        for (long g = 0; g < groups && some > 0; g++)
+            CALL(last_product, x + g * x_group + start * x_row, x_row, w + g * depth * columns,
+                 bias ? bias + g * columns : bias, y + start * y_row + g * columns, y_row, some, depth, columns);
+    }
+}
