@@ -1,8 +1,9 @@
 """The steps that touch x, run one after the other; for autograd they are one operation with a backward of its own.
 
 Autograd would walk through a node for every view and permutation, and it cannot know which form of a small product is
-fast. In chunks, only x is saved: intermediates are made again, a few rows at a time, while they are in cache. The
-backward is itself made of differentiable operations; for a second derivative the intermediates are made again, too.
+fast. In chunks, only x is saved and what is small beside it: other intermediates are made again, a few rows at a time,
+while they are in cache. The backward is itself made of differentiable operations; for a second derivative all
+intermediates are made again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronecell import last
 from kronecell.fold import Fold
 from kronecell.lowering import Op, View
 from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.space import Slot, Space
+
+KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are kept for the backward
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -
     return _run(hot, x, small, bias, hot.straight)
 
 
-def _run(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:
+def _run(
+    hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool, kept: _Kept | None = None
+) -> Tensor:
     if hot.chunk is None or len(x) <= hot.chunk:
         return _forward(hot, x, small, bias, straight)[0]
     parts = x.split(hot.chunk)
@@ -51,12 +57,35 @@ def _run(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, stra
         return torch.cat([_run(whole, part, small, bias, straight) for part in parts])
     space, result, done = Space(), None, 0
     for part in parts:
-        y, _ = _forward(hot, part, small, bias, straight, space.next_chunk())
+        y, lefts = _forward(hot, part, small, bias, straight, space.next_chunk())
+        if kept is not None:
+            kept.add(lefts, done, x)
         result = y.new_empty(len(x), y.shape[1]) if result is None else result
         result[done : done + len(part)] = y
         done += len(part)
     assert result is not None
     return result
+
+
+class _Kept:
+    """Of the intermediates of all chunks, those that the backward reads and that are small beside x."""
+
+    def __init__(self, wanted: Sequence[bool]) -> None:
+        self.wanted = wanted
+        self.buffers: list[Tensor | None] = [None] * len(wanted)
+
+    def add(self, lefts: Sequence[Tensor | None], start: int, x: Tensor) -> None:
+        """What x was before every step, for the chunk from row `start` on."""
+        rows = len(_there(lefts[0]))
+        for i, left in enumerate(lefts[1:], 1):
+            if left is None or not self.wanted[i]:
+                continue
+            each, taken = left.numel() // rows, sum(buffer.shape[1] for buffer in self.buffers if buffer is not None)
+            if start == 0 and taken + each <= x.shape[1] // KEPT_PART:
+                self.buffers[i] = left.new_empty(len(x), each)
+            buffer = self.buffers[i]
+            if buffer is not None:
+                buffer[start : start + rows].view(left.shape).copy_(left)
 
 
 def _forward(
@@ -94,6 +123,8 @@ def _end(
     if a.shape[1] == 1:  # a batch of single rows is made where it belongs anyway
         y = torch.bmm(a, b) if bias is None else torch.baddbmm(bias.reshape(len(a), 1, -1), a, b)
         return y.reshape(1, len(a) * b.shape[2])
+    if last.suits(a, b, bias):
+        return last.product(a, b, bias)
     y = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     place = y.transpose(0, 1)
     if bias is None:
@@ -131,13 +162,15 @@ class _Hot(torch.autograd.Function):
         # Only what the backward reads: a left operand for the gradient of the small one, the small one to go further
         # left, and what is before the last of those gradients to make its left operand again.
         first = x if any(of_small) else None
-        kept = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
+        operands = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
         if hot.chunk is not None and len(x) > hot.chunk:
-            ctx.save_for_backward(first, *kept)
-            return _run(hot, x, small, bias, hot.straight)
+            kept = _Kept(of_small)
+            y = _run(hot, x, small, bias, hot.straight, kept)
+            ctx.save_for_backward(first, *operands, *kept.buffers[1:])
+            return y
         y, lefts = _forward(hot, x, small, bias, hot.straight, keep=len(small) > 1 and of_small[1])
         middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
-        ctx.save_for_backward(first, *kept, *middle)
+        ctx.save_for_backward(first, *operands, *middle)
         return y
 
     @staticmethod
@@ -165,9 +198,11 @@ class _Hot(torch.autograd.Function):
             now = slice(start, start + chunk)
             if space is not None:
                 space.next_chunk()
-            lefts: Sequence[Tensor | None] = [x, *middle]
-            if x is not None and (torch.is_grad_enabled() or not middle):
-                lefts = _lefts(hot, _last(of_small), x if chunk == rows else x[now], small, space)
+            lefts = [x, *middle]
+            if chunk < rows:
+                lefts = [None if left is None else left[now] for left in lefts]
+            if x is not None and (torch.is_grad_enabled() or hot.chunk is not None):
+                lefts = _remade(hot, lefts, small, of_small, space)
             flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total, space)
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
@@ -183,6 +218,27 @@ class _Hot(torch.autograd.Function):
 def _last(flags: Sequence[bool]) -> int:
     """The last step whose operand wants a gradient; 0 if none does."""
     return max((i for i, flag in enumerate(flags) if flag), default=0)
+
+
+def _remade(
+    hot: Hot,
+    lefts: Sequence[Tensor | None],
+    small: Sequence[Tensor | None],
+    of_small: Sequence[bool],
+    space: Space | None,
+) -> list[Tensor | None]:
+    """What x is before every step whose operand wants a gradient, where it was not kept.
+
+    For a gradient of the gradient, all are made again.
+    """
+    ready = [left is not None and not torch.is_grad_enabled() for left in lefts]
+    again = _last([wanted and not there for wanted, there in zip(of_small, ready, strict=True)])
+    made = _lefts(hot, again, _there(lefts[0]), small, space)
+    made += [None] * (len(lefts) - len(made))
+    for i, left in enumerate(lefts):
+        if i and ready[i]:
+            made[i] = _there(left).reshape(hot.ops[i - 1].shape)
+    return made
 
 
 def _lefts(

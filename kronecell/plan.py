@@ -122,7 +122,7 @@ class Plan:
     ) -> Tensor:
         """Run the steps that touch x (..., M) -> (..., gates * N). A byte b of uint8 input counts as b / 255.
 
-        In chunks of so many rows, intermediates stay in cache; they are then made again for the backward.
+        In chunks of so many rows, intermediates stay in cache; large ones are then made again for the backward.
         """
         if x.ndim == 0 or x.shape[-1] != self._width:
             raise ShapeError(

@@ -12,6 +12,7 @@ from torch import Tensor
 import kronecell as kc
 from kronecell import compiled, narrow
 from kronecell.candidates import Chunked, candidates
+from kronecell.lowering import Op
 
 F64 = torch.float64
 KCP = kc.KCP((4, 3, 2, 3), (2, 2, 2, 1), 2, 2, 2)
@@ -152,15 +153,41 @@ def test_autocast_of_plain_products_is_torchs(fmt: kc.Format) -> None:
     assert all(t.grad is not None and t.grad.isfinite().all() for t in factors.values())
 
 
-def test_in_chunks_nothing_is_saved_but_x_and_the_weights() -> None:
-    fmt = kc.TT((8, 8), (8, 8), 8)
-    layer = Chunked(fmt.plan("optimal", 4))
+SHRINKS = kc.TT((8, 8, 4), (2, 2, 8), 4)  # what x is before the last step is smaller than x, and larger before
+GROWS = kc.TT((8, 8), (8, 8), 8)
+
+
+@pytest.mark.parametrize(("fmt", "kept"), [(GROWS, 0), (SHRINKS, 1)], ids=str)
+def test_in_chunks_nothing_is_saved_but_x_the_weights_and_what_is_small_beside_x(fmt: kc.Format, kept: int) -> None:
+    layer = Chunked(fmt.plan("forward", 4))
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(0)).items()}
-    x = torch.randn(64, 64)
+    x = torch.randn(64, fmt.M)
 
     weights = sum(t.numel() for t in factors.values())
     in_chunks, whole = (saved_elements(lambda run=run: run.execute(x, factors)) for run in (layer, layer.plan))
-    assert in_chunks <= x.numel() + 3 * weights < whole
+    assert x.numel() < in_chunks <= x.numel() * (1 + kept / 2) + 3 * weights < whole
+    assert not kept or in_chunks > x.numel() + 3 * weights
+
+
+@pytest.mark.parametrize("frozen", [(), ("G1",), ("G2",), ("G3",), ("G1", "G2"), ("G2", "G3")], ids=str)
+@pytest.mark.parametrize("rows", [4, 10, 64])
+def test_what_is_kept_of_chunks_is_not_made_again_and_gives_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, rows: int, frozen: tuple[str, ...]
+) -> None:
+    factors = SHRINKS.init(torch.Generator().manual_seed(0), dtype=F64)
+    learning = {name: t.requires_grad_() for name, t in factors.items() if name not in frozen}
+    plan, x = SHRINKS.plan("forward", 4), torch.randn(rows, SHRINKS.M, dtype=F64)
+    wanted = torch.autograd.grad(plan.execute(x, factors).square().sum(), [*learning.values()])
+    y = Chunked(plan).execute(x, factors)
+    made: list[str] = []
+    real = Op.product
+    monkeypatch.setattr(Op, "product", lambda op, *rest: made.append(op.out) or real(op, *rest))  # type: ignore[func-returns-value]
+    found = torch.autograd.grad(y.square().sum(), [*learning.values()])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    first, *_ = plan.program.hot
+    again = rows > 4 and "G2" in learning  # before the second step, x is too large to be kept
+    assert {*made} == ({first.out} if again else set())
 
 
 # Others who look at operations ---------------------------------------------------------------------------------------
