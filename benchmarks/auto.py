@@ -26,7 +26,7 @@ from benchmarks.timing import interleave, ratio, threads
 from kronecell.atomic import write_atomically
 from kronecell.formats import Format
 from kronecell.paper import paper_order
-from kronecell.tune import Product, bucket, pick
+from kronecell.tune import Product, bucket, pick, predicted
 
 CHOICES = "choices.json"
 ROWS = (1, 6, 96, 384)
@@ -67,7 +67,7 @@ def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) ->
     tried = {name: runner for name, runner in runners.items() if price[name] <= limit[name]}
     calls = calls_of(tried, fmt, rows, shared, grad)
     seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP, fewest=2).items()}
-    model = min(price, key=lambda name: price[name])
+    model = predicted(product)
     tuned = pick({name: seconds[name] for name in runners if name in seconds}, model)
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
     if paper in seconds and seconds[paper] <= 4 * seconds[tuned] and paper not in serious:

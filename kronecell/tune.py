@@ -71,6 +71,7 @@ class Choice:
     measured: float | None = None
 
 
+SAME = 1.002  # prices closer than this are the same
 TIE = 1.05  # times closer than this are the same
 CLEAR = 1.1  # what a measurement must gain to overrule the model: noise alone gains more than TIE now and then
 SAMPLE_SECONDS = 0.001  # quick calls are timed several at a time
@@ -107,7 +108,7 @@ def choose(product: Product) -> Runner:
             return _known(product, name)
     if _measuring and _recording is None and product.device != "meta":
         return _known(product, _measured_choice(product)[0])
-    return product.runners()[_predicted(product)]
+    return product.runners()[predicted(product)]
 
 
 def measure_on_first_use(on: bool = True) -> None:
@@ -133,10 +134,11 @@ def _known(product: Product, name: str) -> Runner:
 _by_model: dict[Product, str] = {}
 
 
-def _predicted(product: Product) -> str:
+def predicted(product: Product) -> str:
+    """The candidate with the lowest price; the first of those that cost the same, which are the format's own orders."""
     if product not in _by_model:
-        runners = product.runners()
-        _by_model[product] = min(runners, key=lambda name: product.predict(runners[name]))
+        price = {name: product.predict(runner) for name, runner in product.runners().items()}
+        _by_model[product] = next(name for name in price if price[name] <= SAME * min(price.values()))
     return _by_model[product]
 
 
@@ -236,7 +238,7 @@ def _measured_choice(product: Product, repeats: int = 7) -> tuple[str, list[Choi
         choices = pool.submit(measure, product, repeats).result()
     seconds = {choice.name: choice.measured for choice in choices}
     _measured[product.key] = seconds
-    _chosen[product.key] = pick({name: seconds[name] for name in product.runners()}, _predicted(product))
+    _chosen[product.key] = pick({name: seconds[name] for name in product.runners()}, predicted(product))
     return _chosen[product.key], choices
 
 
@@ -245,7 +247,7 @@ def explain(product: Product) -> str:
     runners = product.runners()
     name = _chosen.get(product.key)
     why = "measurement" if name else "the cost model"
-    name = name or _predicted(product)
+    name = name or predicted(product)
     measured = _measured.get(product.key, {})
     width = max(len(key) for key in runners)
     head = f"{'candidate'.ljust(width)}  predicted (million multiply-adds)"

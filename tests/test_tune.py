@@ -16,6 +16,7 @@ import kronecell as kc
 from kronecell.candidates import candidates, predict, splits
 from kronecell.plan import Plan
 from kronecell.tune import (
+    SAME,
     Choice,
     Product,
     _chosen,
@@ -26,6 +27,7 @@ from kronecell.tune import (
     measure,
     measure_on_first_use,
     pick,
+    predicted,
     save_choices,
 )
 
@@ -198,3 +200,12 @@ def test_a_measurement_must_be_clear_to_overrule_the_model() -> None:
 def test_measure_sorts_by_time() -> None:
     times = [choice.measured for choice in measure(PRODUCT, repeats=1) if choice.measured is not None]
     assert times == sorted(times) and times
+
+
+@pytest.mark.parametrize("fmt", [kc.LowRank((57_600,), (256,), 8), kc.KT((57_600,), (256,), 4)], ids=str)
+def test_of_candidates_that_cost_the_same_the_formats_own_order_is_predicted(fmt: kc.Format) -> None:
+    product = Product(fmt, 512, 4, True, False)
+    price = {name: product.predict(runner) for name, runner in product.runners().items()}
+    assert min(price, key=price.__getitem__) != "input_first"
+    assert price["input_first"] <= SAME * min(price.values())
+    assert predicted(product) == "input_first"
