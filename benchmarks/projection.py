@@ -28,6 +28,8 @@ from kronecell.formats import KCP, Format
 from kronecell.tune import forget, load_choices
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
+FORWARD = f"{MAIN} unshared forward"  # beside forward and backward
+OWN = (FORWARD, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
 ROWS = (1, 6, 96, 384)
 PEER_ROWS = 96
 SLOW_PEER = 1.0  # seconds
@@ -102,6 +104,8 @@ def ours(known: dict[str, Format], x: Tensor, group: Group, choices: Options | N
                 for order in orders:
                     given = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared).eval()
                     cases[f"{name} {order}"] = _call(given, x, grad=False)
+    if group.grad and MAIN in known:
+        cases[FORWARD] = _call(kc.TensorLinear(known[MAIN], gates=GATES).eval(), x, grad=False)
     return cases
 
 
@@ -159,7 +163,7 @@ def measure(group: Group, options: Options, peers: list[Peer], slow: dict[str, f
     samples = interleave(cases, repeats, budget, always=[] if group.dataset == "UCF50" else full, called=called)
     found = {}
     for name in cases:
-        over = {ref: ratio(samples, name, ref).as_dict() for ref in REFERENCES if ref in samples}
+        over = {ref: ratio(samples, name, ref).as_dict() for ref in (*REFERENCES, *OWN) if ref in samples}
         found[name] = {**summary(samples[name]).as_dict(), "over": over}
     return {"title": group.title, **vars(group), "cases": found, "not run": reasons}
 

@@ -20,7 +20,9 @@ from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
-CHUNK_ELEMENTS = 2**20  # an intermediate of this size stays in cache, and is worth a call
+# An intermediate of this size stays in cache, and is worth a call; up to twice as large it may be beside a large
+# product of weights, which every chunk reads, and to whose gradient it adds.
+CHUNK_ELEMENTS = 2**20
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
@@ -75,7 +77,8 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
     if rows > FEW_ROWS:  # what pays for many rows may be too much to read again for every chunk of them
         _add_optimal(plans, network, rows, FEW_ROWS, f" for {FEW_ROWS} rows")
     for name, plan in plans.items():
-        chunk = max(1, CHUNK_ELEMENTS // max(1, _per_row(plan)))
+        elements = max(CHUNK_ELEMENTS, min(2 * _hoists(plan), 2 * CHUNK_ELEMENTS))
+        chunk = max(1, elements // max(1, _per_row(plan)))
         if chunk < rows:
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
     found |= splits(fmt, rows, gates, shared)
