@@ -28,8 +28,9 @@ from kronecell.formats import KCP, Format
 from kronecell.tune import forget, load_choices
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
-FORWARD = f"{MAIN} unshared forward"  # beside forward and backward
-OWN = (FORWARD, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
+FORWARD = f"{MAIN} unshared, its forward"  # beside forward and backward: in training as there, and in eval mode
+EVAL = f"{MAIN} unshared, forward in eval mode"
+OWN = (FORWARD, EVAL, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
 ROWS = (1, 6, 96, 384)
 PEER_ROWS = 96
 SLOW_PEER = 1.0  # seconds
@@ -105,7 +106,8 @@ def ours(known: dict[str, Format], x: Tensor, group: Group, choices: Options | N
                     given = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared).eval()
                     cases[f"{name} {order}"] = _call(given, x, grad=False)
     if group.grad and MAIN in known:
-        cases[FORWARD] = _call(kc.TensorLinear(known[MAIN], gates=GATES).eval(), x, grad=False)
+        learning, fixed = (kc.TensorLinear(known[MAIN], gates=GATES).train(mode) for mode in (True, False))
+        cases |= {FORWARD: lambda: learning(x), EVAL: _call(fixed, x, grad=False)}
     return cases
 
 
