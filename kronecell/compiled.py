@@ -28,6 +28,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "column_sums_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
     "least_depth": (_whole,),
     "last_product": (None, _address, _size, _size, *[_address] * 3, *[_size] * 4, _whole),
+    "last_gradients": (_whole, _address, _size, _size, *[_address] * 5, *[_size] * 4, _whole),
     "lstm_packed": (_size, _size, _whole),
     "lstm_pack": (None, _address, _address, _size, _whole),
     "lstm_forward": (None, *[_address] * 7, _whole, *[_size] * 3, _whole),

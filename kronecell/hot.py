@@ -185,7 +185,7 @@ class _Hot(torch.autograd.Function):
         small, middle = others[: len(hot.ops)], others[len(hot.ops) :]
         of_x, of_bias, *of_small = ctx.needs_input_grad[1:]
         gradient = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
-        total: list[Tensor | None] = [None] * len(small)
+        total: list[Tensor | None] = [None] * (len(small) + 1)  # and that of the bias
         rows, parts = len(gradient), list[Tensor]()
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
         plain = ordinary(gradient) and torch._C._has_storage(gradient)  # a batch of gradients has none of its own
@@ -203,7 +203,7 @@ class _Hot(torch.autograd.Function):
                 lefts = [None if left is None else left[now] for left in lefts]
             if x is not None and (torch.is_grad_enabled() or hot.chunk is not None):
                 lefts = _remade(hot, lefts, small, of_small, space)
-            flat = _backward(hot, lefts, small, gradient[now], of_x, of_small, total, space)
+            flat = _backward(hot, lefts, small, gradient[now], of_x, [*of_small, of_bias], total, space)
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
@@ -212,7 +212,7 @@ class _Hot(torch.autograd.Function):
         whole = None
         if of_x:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return None, whole, gradient.sum(0) if of_bias else None, *total
+        return None, whole, total.pop(), *total
 
 
 def _last(flags: Sequence[bool]) -> int:
@@ -263,9 +263,23 @@ def _backward(
     total: list[Tensor | None],
     space: Space | None,
 ) -> Tensor | None:
-    """The gradient of x, if wanted, from that of the result; those of the small operands are added to `total`."""
-    gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
-    for i in reversed(range(len(small))):
+    """The gradient of x, if wanted, from that of the result.
+
+    Those of the small operands, and of the bias as the last of them, are added to `total`.
+    """
+    steps = len(small)
+    further = of_x or any(of_small[: steps - 1])
+    ended = _end_backward(hot, lefts, small[-1], gradient, further, of_small, total)
+    if ended is not None:
+        steps, gradient = steps - 1, ended
+        if not further or not steps:
+            return gradient if further else None
+        gradient = gradient.reshape(hot.ops[steps - 1].shape)
+    else:
+        if of_small[-1]:
+            total[-1] = gradient.sum(0) if total[-1] is None else total[-1].add_(gradient.sum(0))
+        gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
+    for i in reversed(range(steps)):
         op, left, operand = hot.ops[i], lefts[i] if i < len(lefts) else None, small[i]
         if i == 1 and hot.fold is not None and not of_x and all(of_small[:2]):
             gradient = gradient.contiguous()
@@ -282,6 +296,32 @@ def _backward(
         if i:
             gradient = _regrouped(gradient, hot.ops[i - 1].shape, space, (op.out, "regrouped"))
     return gradient
+
+
+def _end_backward(
+    hot: Hot,
+    lefts: Sequence[Tensor | None],
+    operand: Tensor | None,
+    gradient: Tensor,
+    further: bool,
+    of_small: Sequence[bool],
+    total: list[Tensor | None],
+) -> Tensor | None:
+    """The last step back by its kernel, if that can do it: the gradient of what comes in, made only if `further`."""
+    left = lefts[-1] if len(lefts) == len(hot.ops) else None
+    if not hot.straight or left is None or operand is None or torch.is_grad_enabled() or not ordinary(left):
+        return None
+    op = hot.ops[-1]
+    a = op.bring(left)
+    if not last.suits(a, operand, gradient, last.MOST_DEPTH_BACK):
+        return None
+    for i, like in ((-2, operand), (-1, gradient[0])):
+        if of_small[i] and total[i] is None:
+            total[i] = torch.zeros_like(like)
+    of_a = torch.empty_like(a)  # in the order in which `a` lies
+    wanted = [total[i] if of_small[i] else None for i in (-2, -1)]
+    last.gradients(a, operand, gradient, of_a if further else None, *wanted)
+    return op.a.undo(of_a)
 
 
 def _regrouped(tensor: Tensor, shape: tuple[int, ...], space: Space | None, slot: Slot) -> Tensor:
