@@ -35,7 +35,7 @@ SKIP = 3.0  # times the cheapest prediction: not run; the best of 154 products w
 SKIP_PAPER = 8.0
 GIVE_UP = 2.0  # times the fastest: not repeated
 NEAR = 1.3
-CASE_SECONDS = 0.25
+CASE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)

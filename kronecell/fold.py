@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kronecell import compiled
 from kronecell.lowering import Op
-from kronecell.narrow import COMPILED_COLUMNS, FEWEST_ELEMENTS, both_compiled, kernel, ordinary, plain
+from kronecell.narrow import COMPILED_COLUMNS, both_compiled, kernel, ordinary, plain
 from kronecell.space import Space
 
+LEAST_ELEMENTS = 2**20  # of x; with fewer, it is in cache, and the factors take longer to lay out than the fold saves
 MOST_OTHERS = 16  # with more, a batch of products is as fast
 MOST_FACTORS = 2**15  # elements of f, which is read again for every row
 
@@ -38,7 +39,7 @@ class Fold:
         """Whether the kernel takes these operands of the two steps."""
         weight, factors = small[0], small[1]
         assert weight is not None and factors is not None
-        if not ordinary(x) or x.numel() < FEWEST_ELEMENTS:  # first: a tracer would take a look at sizes for a condition
+        if not ordinary(x) or x.numel() < LEAST_ELEMENTS:  # first: a tracer would take a look at sizes for a condition
             return False
         return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
 
