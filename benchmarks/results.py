@@ -65,7 +65,6 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 def write(options: Options, name: str, data: dict[str, Any], text: str) -> None:
     """Write <name>.json and <name>.md."""
-    options.results.mkdir(parents=True, exist_ok=True)
     document = json.dumps({"benchmark": name, "torch": torch.__version__, **data}, indent=1) + "\n"
     write_atomically(options.results / f"{name}.json", lambda path: path.write_text(document))
     write_atomically(options.results / f"{name}.md", lambda path: path.write_text(text))
@@ -78,4 +77,5 @@ def main(run: Callable[[Options], None], about: str | None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one repeat")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
     arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
     run(Options(arguments.quick, arguments.results))

@@ -22,6 +22,8 @@
 #define LINE 16    /* numbers that come from memory together */
 #define CONFLICT 256 /* rows of a multiple of this length compete for the same lines of the cache */
 #define BLOCK ((DEEP + LINE) * ROWS_OF_ONE + 240) /* numbers of x in a block, and some, so that two are not pages apart */
+#define COLUMNS (LANES / DEPTH)   /* in a register of w */
+#define STRIPE (VECS * COLUMNS)   /* columns at once */
 #define AHEAD 8192 /* bytes of x that are asked for before they are needed, at least */
 
 #if defined(__x86_64__)
@@ -32,9 +34,35 @@
     _mm_storeu_ps(to, _mm_hadd_ps(_mm_hadd_ps(HALVES((v)[0]), HALVES((v)[1])), _mm_hadd_ps(HALVES((v)[2]), HALVES((v)[3]))))
 #define HALVES(v) _mm_add_ps(_mm256_castps256_ps128(HALF(v)), _mm256_extractf128_ps(HALF(v), 1))
 
+/* Sums of four numbers of each column, as step leaves them, become one register of columns. */
+static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m512 a, __m512 b, __m512 c, __m512 d,
+                                                                            const int vecs) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    if (vecs == 1) return _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0), all);
+    if (vecs == 2) return _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 13, 12, 9, 8, 5, 4, 1, 0), all);
+    return all;
+}
+
+/* Of x, the numbers that step multiplies at once are spread over a register. Loads that spread a single number for 16 lanes
+ * come one in a cycle, and two products could be made: hence four at a time, by the same four of four columns. */
 #define LANES 16
-#define ROWS_OF_ONE 24 /* rows of x at once, by one register of columns: as many as leave registers for the rest */
-#define ROWS_OF_TWO 12 /* by two */
+#define DEPTH 4 /* numbers of a row in a register of w */
+#define VECS 4  /* registers of w for a stripe of columns */
+#define SPREAD(p) ((vec)_mm512_broadcast_f32x4(_mm_loadu_ps(p)))
+#define SPREAD_SOME(p, some) ((vec)_mm512_broadcast_f32x4(_mm_maskz_loadu_ps((1 << (some)) - 1, p)))
+#define JOIN(to, v, vecs)                                                                                              \
+    ((to)[0] = (vec)join((__m512)(v)[0], (__m512)(v)[(vecs) > 1], (__m512)(v)[(vecs) > 2 ? 2 : 0],                     \
+                         (__m512)(v)[(vecs) > 2 ? 3 : 0], vecs),                                                       \
+     1)
+#define PUT_SOME(to, v, some, first)                                                                                   \
+    _mm512_mask_storeu_ps(to, (1 << (some)) - 1,                                                                       \
+                          (first) ? (__m512)(v) : _mm512_add_ps((__m512)(v), _mm512_maskz_loadu_ps((1 << (some)) - 1, to)))
+#define ROWS_OF_ONE 12 /* rows of x at once, by a register of w or two: as many as leave registers for the rest */
+#define ROWS_OF_ALL 6  /* by all of a stripe */
 #define WIDE 96        /* numbers of a row of x at once, where rows are summed over */
 #define HALF(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
 #define ROWS_OF_DOTS 6
@@ -44,8 +72,15 @@
 #include "few_columns.h"
 
 #define LANES 8
+#define DEPTH 1
+#define VECS 2
+#define SPREAD(p) ((vec)_mm256_broadcast_ss(p))
+#define SPREAD_SOME(p, some) SPREAD(p)
+#define JOIN(to, v, vecs) (memcpy(to, v, sizeof(vec) * (vecs)), vecs)
+#define PUT_SOME(to, v, some, first)                                                                                   \
+    for (int j = 0; j < (some); j++) (to)[j] = (first) ? (v)[j] : (to)[j] + (v)[j]
 #define ROWS_OF_ONE 12
-#define ROWS_OF_TWO 6
+#define ROWS_OF_ALL 6
 #define WIDE 24
 #undef HALF
 #define HALF(v) ((__m256)(v))
@@ -58,8 +93,15 @@
 #endif
 
 #define LANES 4
+#define DEPTH 1
+#define VECS 2
+#define SPREAD(p) ((vec){*(p), *(p), *(p), *(p)})
+#define SPREAD_SOME(p, some) SPREAD(p)
+#define JOIN(to, v, vecs) (memcpy(to, v, sizeof(vec) * (vecs)), vecs)
+#define PUT_SOME(to, v, some, first)                                                                                   \
+    for (int j = 0; j < (some); j++) (to)[j] = (first) ? (v)[j] : (to)[j] + (v)[j]
 #define ROWS_OF_ONE 12
-#define ROWS_OF_TWO 6
+#define ROWS_OF_ALL 6
 #define WIDE 12
 #define FOUR_SUMS(to, v)                                                                                               \
     for (int c = 0; c < 4; c++) (to)[c] = (v)[c][0] + (v)[c][1] + (v)[c][2] + (v)[c][3]

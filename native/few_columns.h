@@ -12,17 +12,56 @@ INLINE void NAME(convert)(const uint8_t *from, long stride, float *to, long to_s
     }
 }
 
-/* A block of rows times VECS registers of columns; w is packed as (depth, VECS * LANES). What comes next is asked of the
- * memory meanwhile, or made from bytes: the multipliers are busy, the rest of the core is not. */
+/* Registers of w that some columns take: of the first stripe all, of the last as few as there are kernels for. */
+INLINE int NAME(vecs)(long columns) { return columns <= COLUMNS ? 1 : columns <= 2 * COLUMNS ? 2 : VECS; }
+
+/* Numbers that some columns of w take, packed. */
+INLINE long NAME(packed)(long columns, long depth) {
+    const long stripes = columns / STRIPE, vecs = stripes * VECS + (columns % STRIPE ? NAME(vecs)(columns % STRIPE) : 0);
+    return vecs * LANES * ((depth + DEPTH - 1) / DEPTH);
+}
+
+/* A row of the product, at most STRIPE columns of it, is written, or added to what is there. */
+INLINE void NAME(put)(const vec *sums, float *out, int columns, int first, const int vecs) {
+    vec joined[VECS];
+    const int registers = JOIN(joined, sums, vecs);
+#pragma GCC unroll 2
+    for (int v = 0; v < registers; v++, out += LANES, columns -= LANES) {
+        if (columns < LANES) {
+            PUT_SOME(out, joined[v], columns, first);
+        } else {
+            if (!first) joined[v] += *(const vec *)out;
+            *(vec *)out = joined[v];
+        }
+    }
+}
+
+/* The next DEPTH numbers of some rows, or `some` of them if not 0, times as many of a stripe. */
+INLINE void NAME(step)(vec (*sums)[VECS], const float *x, long stride, const float *w, int some, const int rows,
+                       const int vecs) {
+    vec b[VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(w + v * LANES);
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        const vec numbers = some ? SPREAD_SOME(x + i * stride, some) : SPREAD(x + i * stride);
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) sums[i][v] += numbers * b[v];
+    }
+}
+
+/* A block of rows times a stripe of columns, packed in `vecs` registers for every DEPTH numbers of a row, which these
+ * multiply at once. What comes next is asked of the memory meanwhile, or made from bytes: the multipliers are busy, the
+ * rest of the core is not. */
 INLINE void NAME(block)(const float *x, long stride, const float *w, float *out, long out_stride, long depth, int columns,
                         int first, const float *next, long next_stride, const uint8_t *from, float *to, const int rows,
                         const int vecs) {
     const int joined = next_stride == depth; /* rows without gaps are asked for as they lie, line after line */
     const long ask_row = joined ? LINE : next_stride, ask_k = joined ? rows : 1;
-    vec sums[ROWS_OF_ONE][2];
-#pragma GCC unroll 24
+    vec sums[ROWS_OF_ONE][VECS];
+#pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
     for (long k = 0; k < depth;) {
         long stop = k + LINE < depth ? k + LINE : depth;
@@ -34,44 +73,30 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
             from += rows * LINE, to += rows * LINE;
         } else if (from)
             NAME(convert)(from, 0, to, 0, 1, rows * (stop - k));
-        for (; k < stop; k++) {
-            vec b[2];
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(w + (k * vecs + v) * LANES);
-#pragma GCC unroll 24
-            for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-                for (int v = 0; v < vecs; v++) sums[i][v] += x[i * stride + k] * b[v];
-        }
+        for (; k + DEPTH <= stop; k += DEPTH, w += vecs * LANES) NAME(step)(sums, x + k, stride, w, 0, rows, vecs);
+        if (k < stop) NAME(step)(sums, x + k, stride, w, stop - k, rows, vecs);
+        k = stop;
     }
-#pragma GCC unroll 24
-    for (int i = 0; i < rows; i++, out += out_stride) {
-        float line[2 * LANES];
-#pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) {
-            vec *place = (vec *)((columns < vecs * LANES ? line : out) + v * LANES);
-            if (columns == vecs * LANES && !first) sums[i][v] += *place;
-            *place = sums[i][v];
-        }
-        if (columns < vecs * LANES)
-            for (int c = 0; c < columns; c++) out[c] = first ? line[c] : out[c] + line[c];
-    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) NAME(put)(sums[i], out + i * out_stride, columns, first, vecs);
 }
 
 /* All columns of a block of rows. */
 INLINE void NAME(columns_of_block)(const float *x, long stride, const float *packed, float *out, long columns, long depth,
                                    int first, const float *next, long next_stride, const uint8_t *from, float *to,
-                                   const int rows, const int rows_of_two) {
-    for (long c = 0; c < columns; c += 2 * LANES, packed += depth * 2 * LANES) {
-        int some = columns - c < 2 * LANES ? (int)(columns - c) : 2 * LANES;
-        if (some <= LANES)
-            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, next_stride, from, to, rows,
-                        1);
+                                   const int rows, const int rows_of_all) {
+    for (long c = 0; c < columns; c += STRIPE) {
+        const int some = columns - c < STRIPE ? (int)(columns - c) : STRIPE, vecs = NAME(vecs)(some);
+        if (vecs == 1)
+            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, next_stride, from, to, rows, 1);
+        else if (VECS > 2 && vecs == 2)
+            NAME(block)(x, stride, packed, out + c, columns, depth, some, first, next, next_stride, from, to, rows, 2);
         else
-            for (int i = 0; i < rows; i += rows_of_two)
+            for (int i = 0; i < rows; i += rows_of_all)
                 NAME(block)(x + i * stride, stride, packed, out + i * columns + c, columns, depth, some, first,
                             next ? next + i * next_stride : next, next_stride, from ? from + i * depth : from,
-                            to + i * depth, rows_of_two, 2);
+                            to + i * depth, rows_of_all, VECS);
+        packed += NAME(packed)(some, depth);
         next = NULL, from = NULL; /* done with the first columns */
     }
 }
@@ -79,14 +104,20 @@ INLINE void NAME(columns_of_block)(const float *x, long stride, const float *pac
 /* As many numbers as fill whole registers. */
 INLINE long NAME(width)(long numbers) { return (numbers + LANES - 1) / LANES * LANES; }
 
-/* w (columns, depth) as stripes of two registers, the last perhaps of one: (depth, width) each, filled with zeros. */
+/* w (columns, depth) as stripes, filled with zeros. Where a register holds several numbers of few columns, its columns are
+ * every second or fourth, as JOIN finds them. */
 INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns, long depth) {
-    for (long c = 0; c < columns; c += 2 * LANES) {
-        long some = columns - c < 2 * LANES ? columns - c : 2 * LANES, width = some <= LANES ? LANES : 2 * LANES;
-        for (long k = 0; k < depth; k++, packed += width) {
-            for (long j = 0; j < some; j++) packed[j] = w[(c + j) * stride + k];
-            for (long j = some; j < width; j++) packed[j] = 0;
+    memset(packed, 0, sizeof(float) * NAME(packed)(columns, depth));
+    for (long c = 0; c < columns; c += STRIPE) {
+        const long some = columns - c < STRIPE ? columns - c : STRIPE, vecs = NAME(vecs)(some);
+        for (long j = 0; j < some; j++) {
+            const float *from = w + (c + j) * stride;
+            float *to = packed + (DEPTH == 1 ? j : j % vecs * LANES + j / vecs * DEPTH);
+            long k = 0;
+            for (; k + DEPTH <= depth; k += DEPTH, to += vecs * LANES) memcpy(to, from + k, sizeof(float) * DEPTH);
+            for (; k < depth; k++) *to++ = from[k];
         }
+        packed += NAME(packed)(some, depth);
     }
 }
 
@@ -117,13 +148,13 @@ INLINE void NAME(packed_columns)(const void *x, const int bytes, const float *pa
             float *to = out + r * columns;
             if (whole)
                 NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, from, then,
-                                       ROWS_OF_ONE, ROWS_OF_TWO);
+                                       ROWS_OF_ONE, ROWS_OF_ALL);
             else
                 NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, NULL, NULL, 1, 1);
             if (ready) now = then, then = (float *)here;
             r += some;
         }
-        packed += deep * NAME(width)(columns);
+        packed += NAME(packed)(columns, deep);
     }
 }
 
@@ -180,10 +211,10 @@ INLINE float *NAME(prepare)(const float *w, const int bytes, long depth, long co
         for (long c = 0; zeros && c < columns; c++) memcpy(zeros + c * padded, w + c * depth, sizeof(float) * depth);
         return zeros;
     }
-    const long wide = NAME(width)(columns);
-    float *packed = malloc(sizeof(float) * (depth * wide + 2 * BLOCK));
+    float *packed = malloc(sizeof(float) * (NAME(packed)(columns, depth) + 2 * BLOCK));
     for (long start = 0; packed && start < depth; start += DEEP)
-        NAME(pack)(w + start, depth, packed + start * wide, columns, depth - start < DEEP ? depth - start : DEEP);
+        NAME(pack)(w + start, depth, packed + NAME(packed)(columns, start), columns,
+                   depth - start < DEEP ? depth - start : DEEP);
     return packed;
 }
 
@@ -192,7 +223,7 @@ INLINE void NAME(multiply)(const void *x, const int bytes, float *prepared, floa
     if (NAME(by_dots)(bytes, depth, columns))
         NAME(dot_columns)(x, prepared, out, rows, depth, columns);
     else
-        NAME(packed_columns)(x, bytes, prepared, prepared + depth * NAME(width)(columns), out, rows, depth, columns);
+        NAME(packed_columns)(x, bytes, prepared, prepared + NAME(packed)(columns, depth), out, rows, depth, columns);
 }
 
 INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
@@ -291,7 +322,13 @@ TARGET static int NAME(wide)(void) { return WIDE; }
 #undef INLINE
 #undef LANES
 #undef ROWS_OF_ONE
-#undef ROWS_OF_TWO
+#undef ROWS_OF_ALL
+#undef VECS
+#undef DEPTH
+#undef SPREAD
+#undef SPREAD_SOME
+#undef JOIN
+#undef PUT_SOME
 #undef WIDE
 #undef NUMBERS
 #undef ROWS_OF_DOTS
