@@ -22,13 +22,16 @@ COMPILED_COLUMNS = 2 * LANES  # at most
 DEEP, DEEP_COLUMNS = 256, {8: 256}  # from this depth on, so many, by lanes; measured with AVX2 only
 GRADIENT_COLUMNS = max(64, COMPILED_COLUMNS)  # for more, BLAS is as good at G^T x
 COMPILED_DEPTH = 4096  # less than this
-COMPILED_ELEMENTS = 2**20  # of x, at least; a quarter of it for half as many columns
+COMPILED_ELEMENTS = {16: 2**17, 8: 2**20}  # of x, at least, by lanes; a quarter of it for half as many columns
+SHORT, SHORT_ELEMENTS = 64, 2**18  # rows shorter than this have as much to write as to read: at least so many
+GRADIENT_ELEMENTS = 2**20  # for the gradient; with fewer, BLAS is as good
 ROW_CONFLICT, CONFLICT_DEPTH = 256, 512  # rows of a multiple of this length compete for lines of the cache; at most
 FEWEST_COLUMNS = 4  # up to so many are made as sums along rows, where rows do not compete
-MOST_COLUMNS = {16: 16, 8: 64}  # by lanes; with more columns BLAS is as good or better
+MOST_COLUMNS = {16: 64, 8: 64}  # by lanes; with more columns BLAS is as good or better
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
-FEWEST_ELEMENTS = min(ELEMENTS, COMPILED_ELEMENTS) // 4  # with fewer, BLAS is taken whatever the rest
+ENOUGH = COMPILED_ELEMENTS.get(LANES, 2**20)
+FEWEST_ELEMENTS = min(ELEMENTS, ENOUGH) // 4  # with fewer, BLAS is taken whatever the rest
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
 
@@ -94,14 +97,16 @@ def onednn_faster(elements: int, depth: int, columns: int) -> bool:
 
 
 def compiled_faster(elements: int, depth: int, columns: int) -> bool:
-    """The same for the compiled kernels: with AVX2 as measured, with AVX-512 as expected of the same code."""
+    """The same for the compiled kernels."""
     alone = depth % ROW_CONFLICT != 0 or depth <= CONFLICT_DEPTH or columns <= FEWEST_COLUMNS
     return depth < COMPILED_DEPTH and alone and compiled_faster_for_bytes(elements, depth, columns)
 
 
 def compiled_faster_for_bytes(elements: int, depth: int, columns: int) -> bool:
     """The same for bytes, which the other kernels cannot read: how long rows are does not matter."""
-    enough = COMPILED_ELEMENTS if columns > COMPILED_COLUMNS // 2 else COMPILED_ELEMENTS // 4
+    enough = ENOUGH if columns > COMPILED_COLUMNS // 2 else ENOUGH // 4
+    if depth < SHORT:
+        enough = max(enough, SHORT_ELEMENTS)
     most = DEEP_COLUMNS.get(LANES, COMPILED_COLUMNS) if depth >= DEEP else COMPILED_COLUMNS
     return LANES != 4 and 1 < columns <= most and depth >= 8 and elements >= enough
 
@@ -124,7 +129,8 @@ def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
     """Whether the compiled kernels take both x W^T and G^T x; `small` is W or G. The second wants rows that are neither
     short nor too long, and not too many columns."""
     fits = columns <= GRADIENT_COLUMNS and compiled.LEAST_DEPTH <= x.shape[1] < COMPILED_DEPTH
-    return fits and plain(x, small) and _compiled_suits(x, columns)
+    enough = GRADIENT_ELEMENTS if columns > COMPILED_COLUMNS // 2 else GRADIENT_ELEMENTS // 4
+    return fits and x.numel() >= enough and plain(x, small) and _compiled_suits(x, columns)
 
 
 def plain(x: Tensor, small: Tensor) -> bool:

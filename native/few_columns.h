@@ -200,7 +200,8 @@ INLINE void NAME(dot_columns)(const float *x, const float *zeros, float *out, lo
 }
 
 INLINE int NAME(by_dots)(const int bytes, long depth, long columns) {
-    return !bytes && columns <= DOTS && depth >= 8 * LANES;
+    const int better = DEPTH == 1 || depth % CONFLICT == 0; /* than by stripes */
+    return !bytes && columns <= DOTS && depth >= 8 * LANES && better;
 }
 
 /* What `multiply` takes: w laid out, and behind it memory to work in. NULL if there is none. */

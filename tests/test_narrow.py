@@ -16,15 +16,15 @@ def wide_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of one kind of processor, whatever this one is; the compiled kernels have tests of their own."""
     monkeypatch.setattr(compiled, "library", None)
     monkeypatch.setattr(narrow, "LANES", 16)
-    monkeypatch.setattr(narrow, "COLUMNS", 16)
+    monkeypatch.setattr(narrow, "COLUMNS", 64)
     monkeypatch.setattr(narrow, "ELEMENTS", 2**21)
 
 
 @pytest.mark.parametrize(
     ("lanes", "columns", "depth", "elements", "expected"),
     [
-        (16, 16, 128, 2**21, True),
-        (16, 17, 128, 2**21, False),
+        (16, 64, 128, 2**21, True),
+        (16, 65, 128, 2**21, False),
         (16, 1, 128, 2**21, False),
         (16, 16, 127, 2**21, False),
         (16, 16, 128, 2**21 - 1, False),
@@ -60,7 +60,7 @@ NOT_NARROW = {
     "x turned": (torch.zeros(128, 2**14).t(), torch.zeros(4, 128)),
     "W turned": (torch.zeros(2**14, 128), torch.zeros(128, 4).t()),
     "one column": (torch.zeros(2**14, 128), torch.zeros(1, 128)),
-    "many columns": (torch.zeros(2**14, 128), torch.zeros(17, 128)),
+    "many columns": (torch.zeros(2**14, 128), torch.zeros(65, 128)),
     "short sums": (torch.zeros(2**17, 16), torch.zeros(4, 16)),
     "little x": (torch.zeros(64, 128), torch.zeros(4, 128)),
     "doubles": (torch.zeros(2**14, 128, dtype=F64), torch.zeros(4, 128, dtype=F64)),
