@@ -84,7 +84,7 @@ def test_results_are_float32_whatever_torch_makes_by_default() -> None:
 
 @built
 @pytest.mark.parametrize("bytes_", [False, True])
-@pytest.mark.parametrize("depth", [360, 256, 512, 1024, 1280])  # multiples of 256 are copied before they are multiplied
+@pytest.mark.parametrize("depth", [360, 361, 256, 512, 1024, 1280])  # multiples of 256 are copied before they are multiplied
 @pytest.mark.parametrize("columns", [1, 4, 7, 16, 33])
 def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, depth: int, bytes_: bool) -> None:
     x, weight = operand(53, depth, bytes_), operand(columns, depth, False, 1)
@@ -92,6 +92,19 @@ def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: 
     assert_rounded(whole, x, weight.t())
     for i in range(len(x)):
         assert torch.equal(compiled.few_columns(x[i : i + 1], weight)[0], whole[i])
+
+
+@built
+@pytest.mark.parametrize("columns", [3, 8, 16, 21])
+@pytest.mark.parametrize("depth", [18, 361, 362, 363])
+def test_a_row_that_is_not_finite_spoils_no_other(columns: int, depth: int) -> None:
+    x, weight = operand(31, depth, False), operand(columns, depth, False, 1)
+    expected = compiled.few_columns(x, weight)
+    x[7::8] = torch.inf
+    product = compiled.few_columns(x, weight)
+    finite = torch.ones(31, dtype=torch.bool)
+    finite[7::8] = False
+    assert torch.equal(product[finite], expected[finite]) and not product[~finite].isfinite().any()
 
 
 @built
@@ -276,6 +289,12 @@ def test_a_library_that_cannot_be_used_is_left_aside(monkeypatch: pytest.MonkeyP
         (8, 2**20, 255, 17, False),
         (16, 2**20, 360, 32, True),
         (16, 2**20, 360, 33, False),
+        (16, 2**17, 360, 32, True),
+        (16, 2**17 - 1, 360, 32, False),
+        (16, 2**15, 360, 16, True),
+        (16, 2**15 - 1, 360, 16, False),
+        (16, 2**18, 63, 16, True),
+        (16, 2**18 - 1, 63, 16, False),
         (4, 2**20, 360, 8, False),
         (8, 2**20 - 1, 360, 16, False),
         (8, 2**18, 360, 8, True),
@@ -296,6 +315,7 @@ def test_they_are_used_for_large_products_of_few_columns(
 ) -> None:
     monkeypatch.setattr(narrow, "LANES", lanes)
     monkeypatch.setattr(narrow, "COMPILED_COLUMNS", 2 * lanes)
+    monkeypatch.setattr(narrow, "ENOUGH", narrow.COMPILED_ELEMENTS.get(lanes, 2**20))
     assert narrow.compiled_faster(elements, depth, columns) is expected
 
 
