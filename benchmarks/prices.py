@@ -27,7 +27,7 @@ NAMES = ("batched", "read", "written", "fresh", "copied", "matrix", "call")
 ROWS = (1, 6, 96, 384)
 SKIP = 8.0  # candidates predicted this many times the best are not run
 GIVE_UP = 3.0
-CASE_SECONDS = 0.06
+CASE_SECONDS = 0.12
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def quality(found: list[Case], prices: Prices) -> dict[str, float]:
 def run(options: Options) -> None:
     """Measure, fit, report."""
     chosen = small_formats() if options.quick else formats("UCF11")
-    rows, repeats = ((1, 6), 1) if options.quick else (ROWS, 5)
+    rows, repeats = ((1, 6), 1) if options.quick else (ROWS, 9)
     found: list[Case] = []
     with threads(1):
         for case in cases(chosen, rows, repeats):

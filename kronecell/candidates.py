@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronecell.formats.base import Format
+from kronecell.hot import KEPT_PART
 from kronecell.lowering import Op
 from kronecell.network import INPUT, Network
 from kronecell.order import greedy, optimal
@@ -27,7 +28,6 @@ FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
-AGAIN = 1.5  # forward and backward cost about three forwards; making the intermediates again costs more than one
 REGISTER = 16  # columns that a product computes at once
 
 Sharing = bool | tuple[str, ...]
@@ -81,8 +81,16 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
         chunk = max(1, elements // max(1, _per_row(plan)))
         if chunk < rows:
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
-    found |= splits(fmt, rows, gates, shared)
+    for name, split in splits(fmt, rows, gates, shared).items():
+        if not any(_same_products(plan, split) for plan in plans.values()):
+            found[name] = split
     return found
+
+
+def _same_products(plan: Plan, split: Split) -> bool:
+    """Whether a split is what a plan is anyway: one product with x, and one with what that makes."""
+    ours, theirs = plan.program.hot, split.inner.program.hot
+    return len(theirs) == 1 and len(ours) == 2 and ours[0] == theirs[0]
 
 
 def _add_optimal(plans: dict[str, Plan], network: Network, rows: int, best_for: int, ending: str = "") -> None:
@@ -160,56 +168,70 @@ def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
     """What a call of a runner does: multiply-adds, and those in batches; elements read, written, copied and put into
     fresh memory; matrices and calls.
 
-    Training includes the work that needs no x, and in chunks the steps that are run again for the backward.
+    Training includes the gradients, the work that needs no x, and in chunks the steps that are run again.
     """
     if isinstance(runner, Chunked):
         plan = runner.plan
-        once = _hot_work(plan, plan.rows)
+        once = _hot_work(plan, plan.rows, training, _made_again(plan))
         once["written"] *= IN_CACHE
-        times = rows / plan.rows * (AGAIN if training else 1)
+        times = rows / plan.rows
         total = {name: amount * times for name, amount in once.items()}
     else:
         plan = runner.inner if isinstance(runner, Split) else runner
-        total = _hot_work(plan, rows)
+        total = _hot_work(plan, rows, training)
     if training:
         _add_hoisted_work(plan, total)
     if isinstance(runner, Split):
-        outputs = runner.gates * prod(runner.out_modes)
-        total["macs"] += rows * outputs * runner.width
-        total["written"] += rows * outputs
-        total["call"] += 2 if training else 1  # the product, and in training what passes between two runs
+        outputs, runs = runner.gates * prod(runner.out_modes), 3 if training else 1
+        total["macs"] += runs * rows * outputs * runner.width
+        total["written"] += runs * rows * outputs
+        total["call"] += runs
         if training:
             total["macs"] += runner.outer.hoisted_macs
             total["call"] += len(runner.outer.steps) + 2
     return total
 
 
-def _hot_work(plan: Plan, rows: int) -> dict[str, float]:
-    """The steps that touch x."""
+def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str, float]:
+    """The steps that touch x. In training each is a product and the gradients of its operands, x excepted; the first
+    `again` of them are made once more for the backward."""
     total = dict.fromkeys(AMOUNTS, 0.0)
     ops = {op.out: op for op in plan.program.hot}
     share = rows / plan.rows  # op.copied and op.matrices are for the rows of the plan
-    for step in plan.steps:
-        if step.hoisted:
-            continue
+    for i, step in enumerate(step for step in plan.steps if not step.hoisted):
         op = ops[step.name]
+        forward = 1 + (training and i < again)
+        back = training and i > 0  # the gradient of what came in, of the same size
+        runs = forward + training + back
         pairs = op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1
         macs = step.macs * rows * pairs * _padding(op)
-        total["macs"] += macs
+        total["macs"] += runs * macs
         sides = (prod(plan.network.shape(legs)) for legs in (step.left_legs, step.right_legs))
         big, small = sides if INPUT in step.left else reversed([*sides])
-        total["read"] += big * rows + small
+        total["read"] += runs * (op.parts * big * rows + small)
         written, copied = step.size * rows * pairs, op.copied * share
-        total["written"] += written
-        total["copied"] += copied
+        total["written"] += forward * written + back * big * rows
+        total["copied"] += forward * copied + (2 * big * rows if back and op.moves_gradient else 0)
         total["fresh"] += sum(size for size in (written, copied / 2) if size > FRESH)
         if op.matrices > 1:
-            total["batched"] += macs
-            total["matrix"] += op.matrices * (share if op.spread else 1)
-        total["call"] += 1
+            total["batched"] += runs * macs
+            total["matrix"] += runs * op.matrices * (share if op.spread else 1)
+        total["call"] += runs
     if plan.program.last.permutation is not None and not plan.program.straight:
         total["copied"] += 2 * rows * prod(plan.network.shape(plan.network.outputs))
     return total
+
+
+def _made_again(plan: Plan) -> int:
+    """Steps that are run again for the backward of a chunk: up to the last whose operand was too large to be kept."""
+    kept, last = 0, 0
+    sizes = [step.size for step in plan.steps if not step.hoisted]
+    for i, size in enumerate(sizes[:-1], 1):
+        if kept + size <= prod(plan.network.shape(plan.network.inputs)) // KEPT_PART:
+            kept += size
+        else:
+            last = i
+    return last
 
 
 def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:

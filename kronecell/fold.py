@@ -90,6 +90,7 @@ def fold_of(ops: Sequence[Op]) -> Fold | None:
         return None
     first, second = ops[:2]
     as_it_lies = first.narrow and first.a.permutation is None and second.spread and second.b.permutation is None
+    as_it_lies = as_it_lies and second.parts == 1
     if not as_it_lies:
         return None
     (_, places, columns), (others, summed) = second.b.groups, second.a.groups

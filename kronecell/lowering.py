@@ -1,7 +1,7 @@
 """Steps of a plan lowered to permute, reshape and one matmul each, with as few copies of big tensors as possible.
 
-Every step becomes exactly one mm or bmm, so the counted multiply-adds are those the machine executes, and the graph
-exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of the
+Every step becomes mm or bmm, as a rule one of them, so the counted multiply-adds are those the machine executes, and the
+graph exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of the
 possible layouts each step uses is chosen over the whole chain, because a layout that is free now may cost a copy later.
 """
 
@@ -28,6 +28,7 @@ MATRIX_PRICE = 100
 MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
+MOST_PARTS = 16  # products instead of one, to leave their results where the next product wants them
 MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
 NARROW_LIMIT = 2**19  # elements of a small operand that are permuted for a faster product with a large x
 
@@ -57,6 +58,9 @@ class View:
 class Op:
     """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b.
 
+    With `parts`, a spread product is made for one part of the rows of a after the other, and these are the leading index
+    of the result: as the next product wants it, if that is a batch over them.
+
     `diagonal` is for the wide form: the product was taken for all pairs of a shared leg, and only the equal ones count.
     """
 
@@ -72,6 +76,8 @@ class Op:
     narrow: bool = False  # b is brought to columns x summed, the layout in which few columns are multiplied fastest
     copied: int = 0  # elements copied to bring x into place, for the plan's number of rows
     matrices: int = 1  # matrix products started
+    parts: int = 1
+    turned: bool = False  # the big operand lies with its two matrix dimensions the other way round
 
     def run(self, tensors: dict[str, Tensor]) -> None:
         """Compute `out` from `left` and `right`."""
@@ -96,15 +102,27 @@ class Op:
         """The contraction of the left operand and the right one, laid out; with a `space` it is not differentiable."""
         big = self.bring(left, space)
         a, b = (small, big) if self.swapped else (big, small)
+        slot = (self.out, "product")
+        if self.parts > 1:
+            return self._in_parts(a, b, space, slot)
         if self.spread:
             a = a.unsqueeze(0).expand(b.shape[0], -1, -1)
-        slot = (self.out, "product")
         if self.narrow:
             return narrow(a, b, None if space is None else space.take(slot, (len(a), len(b)), a))
         result = matmul(a, b, space, slot)
         if self.diagonal is not None:
             shape, *pair = self.diagonal
             result = torch.diagonal(result.reshape(shape), 0, *pair).movedim(-1, pair[0]).contiguous()
+        return result
+
+    def _in_parts(self, a: Tensor, b: Tensor, space: Space | None, slot: Slot) -> Tensor:
+        """out[p, i] = a[p] b[i] for the parts p of a."""
+        pieces = [piece.unsqueeze(0).expand(len(b), -1, -1) for piece in a.chunk(self.parts)]
+        if space is None:
+            return torch.stack([torch.bmm(piece, b) for piece in pieces])
+        result = space.take(slot, (self.parts, len(b), len(a) // self.parts, b.shape[2]), b)
+        for piece, place in zip(pieces, result, strict=True):
+            torch.bmm(piece, b, out=place)
         return result
 
     def product_into(self, left: Tensor, small: Tensor, result: Tensor) -> None:
@@ -114,6 +132,11 @@ class Op:
             result.copy_(made)
 
     @property
+    def moves_gradient(self) -> bool:
+        """Whether the gradient of the big operand is copied to where that lies."""
+        return (self.b if self.swapped else self.a).permutation is not None and not self.turned
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the result, with -1 where the rows are."""
         if self.diagonal is not None:
@@ -121,6 +144,8 @@ class Op:
             return (*shape[:second], *shape[second + 1 :])
         if self.narrow:
             return (self.a.groups[0], self.b.groups[0])
+        if self.parts > 1:
+            return (self.parts, self.b.groups[0], self.a.groups[0] // self.parts, self.b.groups[2])
         return (*(self.b.groups[:1] if self.spread else ()), *self.a.groups[:-1], self.b.groups[-1])
 
     def product_gradient(self, gradient: Tensor) -> Tensor:
@@ -139,6 +164,13 @@ class Op:
     ) -> Tensor:
         """Gradient of the right operand as laid out; added to `total`, in place, if that is given."""
         big = self.bring(left, space)
+        if self.parts > 1:
+            totals = [None] * self.parts if total is None else total.chunk(self.parts)
+            slot = (self.out, "parts")
+            found = [
+                self._spread_gradient(big, of, whole, space, slot) for of, whole in zip(gradient, totals, strict=True)
+            ]
+            return torch.cat(found) if total is None else total
         if self.spread:
             return self._spread_gradient(big, gradient, total, space, (self.out, "parts"))
         if self.narrow:
@@ -161,9 +193,15 @@ class Op:
     def big_gradient(self, small: Tensor, gradient: Tensor, space: Space | None = None) -> Tensor:
         """Gradient of the left operand, with its legs in their order but in any grouping."""
         slot = (self.out, "gradient")
+        if self.turned:  # so is its gradient made
+            factors = (gradient.mT, small) if self.swapped else (small.mT if self.narrow else small, gradient.mT)
+            return matmul(*factors, space, slot)
         if not self.swapped:
             return self.a.undo(matmul(gradient, small if self.narrow else small.mT, space, slot))
         a = small.mT
+        if self.parts > 1:
+            pieces = [piece.expand(gradient.shape[1], -1, -1) for piece in a.chunk(self.parts, -1)]
+            return self.b.undo(sum(torch.bmm(piece, of) for piece, of in zip(pieces, gradient, strict=True)))
         return self.b.undo(matmul(a.expand(len(gradient), -1, -1) if self.spread else a, gradient, space, slot))
 
 
@@ -235,14 +273,30 @@ class _Layouts:
         unit = not real or any(run and run[-1] == len(real) - 1 for run in matrix)
         return 0 if contiguous and unit else 2 * self.volume(order)
 
-    def options(self, step: Step, order: tuple[str, ...]) -> list[tuple[int, Op]]:
-        """Ways to run a step whose left operand (the big one) has its legs in `order`, with their prices."""
+    def options(self, step: Step, order: tuple[str, ...], following: Step | None = None) -> list[tuple[int, Op]]:
+        """Ways to run a step whose left operand (the big one) has its legs in `order`, with their prices.
+
+        The legs that the small operand adds come in its order, or in the one that the following step wants.
+        """
+        other = [leg for leg in step.right_legs if leg not in order]
+        found = self._ways(step, order, other)
+        if following is not None:
+            kept, held = {*following.out_legs}, {*following.left_legs} & {*following.right_legs}
+            wanted = sorted(other, key=lambda leg: 1 if leg not in held else 0 if leg in kept else 2)
+            batch = [leg for leg in wanted if leg in held & kept]
+            if wanted != other or (batch and batch != other):
+                found += self._ways(step, order, wanted, batch)
+        return found
+
+    def _ways(
+        self, step: Step, order: tuple[str, ...], other: list[str], batch_next: Sequence[str] = ()
+    ) -> list[tuple[int, Op]]:
+        """The same for one order of the legs that are added; the first of them may be the batch of what follows."""
         out = set(step.out_legs) | {ROW}
         shared = [leg for leg in order if leg in step.right_legs]
         batch = [leg for leg in shared if leg in out]
         summed = [leg for leg in shared if leg not in out]
         free = [leg for leg in order if leg not in shared]
-        other = [leg for leg in step.right_legs if leg not in shared]
         found: list[tuple[int, Op]] = []
 
         def add(
@@ -258,7 +312,11 @@ class _Layouts:
                 a, b = self.view(order, big), self.view(step.right_legs, small)
                 legs = (*batch, *free, *other)
             copied = self.copies(order, big)
-            op = Op(step.left, step.right, step.name, a, b, legs, swapped, spread, None, narrow, copied, matrices)
+            turned = not spread and [*order] == [leg for group in (*big[:-2], big[-1], big[-2]) for leg in group]
+            op = Op(
+                step.left, step.right, step.name, a, b, legs, swapped, spread, None, narrow, copied, matrices,
+                turned=turned and [*order] != [leg for group in big for leg in group],
+            )  # fmt: skip
             found.append((price + matrices * MATRIX_PRICE + copied, op))
 
         front = [batch] if batch else []
@@ -277,6 +335,12 @@ class _Layouts:
             repeats = self.volume(before)
             price = repeats * self.volume([*other, *summed]) // 8
             add(price, [before, summed, after], [other, summed], swapped=True, spread=True, matrices=repeats)
+            parts = self.volume(batch_next)
+            if 1 < parts <= MOST_PARTS and len(batch_next) < len(other):
+                price, op = found[-1]
+                legs = (*batch_next, *before, *other[len(batch_next) :], *after)
+                price += (parts - 1) * (repeats * MATRIX_PRICE + self.volume(order) // 4)  # x is read again for each
+                found.append((price, replace(op, legs=legs, parts=parts, matrices=parts * repeats)))
         elif self.wide and len(batch) == 1 and batch[0] in after and step.hoisted is False:
             found.append(self._wide(step, order, before, summed, after, other, batch[0]))
         return found
@@ -354,10 +418,10 @@ def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False
     result = hot[-1].name if hot else (steps[-1].name if steps else network.factors[0].name)
     if hot:
         beam: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {(ROW, *network.inputs): (0, ())}
-        for step in hot:
+        for step, then in zip(hot, [*hot[1:], None], strict=True):
             following: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {}
             for order, (price, ops) in beam.items():
-                for extra, op in layouts.options(_located(step, legs), order):
+                for extra, op in layouts.options(_located(step, legs), order, then):
                     if rows_first and step is hot[0] and (op.legs[0] != ROW or op.diagonal is not None):
                         continue
                     total = price + extra

@@ -84,7 +84,9 @@ def test_results_are_float32_whatever_torch_makes_by_default() -> None:
 
 @built
 @pytest.mark.parametrize("bytes_", [False, True])
-@pytest.mark.parametrize("depth", [360, 361, 256, 512, 1024, 1280])  # multiples of 256 are copied before they are multiplied
+@pytest.mark.parametrize(
+    "depth", [360, 361, 256, 512, 1024, 1280]
+)  # multiples of 256 are copied before they are multiplied
 @pytest.mark.parametrize("columns", [1, 4, 7, 16, 33])
 def test_a_row_of_the_product_has_the_same_bits_alone_and_among_others(columns: int, depth: int, bytes_: bool) -> None:
     x, weight = operand(53, depth, bytes_), operand(columns, depth, False, 1)

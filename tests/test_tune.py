@@ -19,6 +19,7 @@ from kronecell.tune import (
     SAME,
     Choice,
     Product,
+    _by_model,
     _chosen,
     choose,
     explain,
@@ -202,10 +203,19 @@ def test_measure_sorts_by_time() -> None:
     assert times == sorted(times) and times
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("fmt", [kc.LowRank((57_600,), (256,), 8), kc.KT((57_600,), (256,), 4)], ids=str)
-def test_of_candidates_that_cost_the_same_the_formats_own_order_is_predicted(fmt: kc.Format) -> None:
-    product = Product(fmt, 512, 4, True, False)
-    price = {name: product.predict(runner) for name, runner in product.runners().items()}
-    assert min(price, key=price.__getitem__) != "input_first"
-    assert price["input_first"] <= SAME * min(price.values())
-    assert predicted(product) == "input_first"
+def test_a_split_into_the_products_of_a_plan_is_no_candidate_of_its_own(fmt: kc.Format, shared: bool) -> None:
+    assert [*splits(fmt, 512, 4, shared)] == ["split"]
+    assert [*Product(fmt, 512, 4, shared, False).runners()] == ["input_first"]
+
+
+def test_of_candidates_that_cost_the_same_the_formats_own_order_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(WIDE, 64, 4, False, False)
+    names = [*product.runners()]
+    for share, expected in ((1.0005, names[0]), (SAME * 1.001, names[1])):
+        price = dict(zip(product.runners().values(), [share, 1.0, *[2.0] * len(names)], strict=False))
+        monkeypatch.setattr(Product, "predict", lambda self, runner, price=price: price[runner])
+        _by_model.clear()
+        assert predicted(product) == expected
+    _by_model.clear()
