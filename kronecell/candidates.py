@@ -28,6 +28,7 @@ FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
+RUNS = 3  # of a product in training: itself, and the gradients of both operands
 REGISTER = 16  # columns that a product computes at once
 
 Sharing = bool | tuple[str, ...]
@@ -182,13 +183,13 @@ def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
     if training:
         _add_hoisted_work(plan, total)
     if isinstance(runner, Split):
-        outputs, runs = runner.gates * prod(runner.out_modes), 3 if training else 1
+        outputs, runs = runner.gates * prod(runner.out_modes), RUNS if training else 1
         total["macs"] += runs * rows * outputs * runner.width
         total["written"] += runs * rows * outputs
         total["call"] += runs
         if training:
-            total["macs"] += runner.outer.hoisted_macs
-            total["call"] += len(runner.outer.steps) + 2
+            total["macs"] += runs * runner.outer.hoisted_macs
+            total["call"] += runs * (len(runner.outer.steps) + 2)
     return total
 
 
@@ -240,15 +241,15 @@ def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
     for step in plan.steps:
         if step.hoisted:
             op = ops[step.name]
-            total["macs"] += step.macs * _padding(op)
-            total["written"] += step.size
-            total["copied"] += op.copied
-            total["matrix"] += op.matrices if op.matrices > 1 else 0
-            total["call"] += 1
+            total["macs"] += RUNS * step.macs * _padding(op)
+            total["written"] += RUNS * step.size
+            total["copied"] += RUNS * op.copied
+            total["matrix"] += RUNS * op.matrices if op.matrices > 1 else 0
+            total["call"] += RUNS
     for op in plan.program.hot:
         laid_out = op.a if op.swapped else op.b
         if laid_out.permutation is not None:
-            total["copied"] += 2 * prod(laid_out.legs)
+            total["copied"] += 2 * 2 * prod(laid_out.legs)  # there and back
 
 
 def _padding(op: Op) -> float:

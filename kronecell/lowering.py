@@ -1,8 +1,8 @@
 """Steps of a plan lowered to permute, reshape and one matmul each, with as few copies of big tensors as possible.
 
-Every step becomes mm or bmm, as a rule one of them, so the counted multiply-adds are those the machine executes, and the
-graph exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of the
-possible layouts each step uses is chosen over the whole chain, because a layout that is free now may cost a copy later.
+Every step becomes mm or bmm, as a rule one of them, so the counted multiply-adds are those the machine executes, and
+the graph exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of
+the possible layouts each step uses is chosen over the whole chain: one that is free now may cost a copy later.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class View:
 class Op:
     """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b.
 
-    With `parts`, a spread product is made for one part of the rows of a after the other, and these are the leading index
-    of the result: as the next product wants it, if that is a batch over them.
+    With `parts`, a spread product is made for one part of the rows of a after the other, and these are the leading
+    index of the result: as the next product wants it, if that is a batch over them.
 
     `diagonal` is for the wide form: the product was taken for all pairs of a shared leg, and only the equal ones count.
     """
@@ -201,7 +201,8 @@ class Op:
         a = small.mT
         if self.parts > 1:
             pieces = [piece.expand(gradient.shape[1], -1, -1) for piece in a.chunk(self.parts, -1)]
-            return self.b.undo(sum(torch.bmm(piece, of) for piece, of in zip(pieces, gradient, strict=True)))
+            products = [torch.bmm(piece, of) for piece, of in zip(pieces, gradient, strict=True)]
+            return self.b.undo(torch.stack(products).sum(0))
         return self.b.undo(matmul(a.expand(len(gradient), -1, -1) if self.spread else a, gradient, space, slot))
 
 
