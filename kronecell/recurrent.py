@@ -191,7 +191,8 @@ class Recurrent(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        final = sequence.final_state([torch.stack(parts) for parts in zip(*lasts, strict=True)])
+        stack = torch.stack if len(lasts) > 1 else _only
+        final = sequence.final_state([stack(parts) for parts in zip(*lasts, strict=True)])
         return sequence.close(x), final if len(final) > 1 else final[0]
 
     def _run(self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State) -> tuple[Tensor, State]:
@@ -470,6 +471,11 @@ def dense_parameters(module: Recurrent) -> int:
         one = rows * (width + module.output_size + 2 * module.bias) + module.proj_size * module.hidden_size
         total += module.directions * one
     return total
+
+
+def _only(parts: tuple[Tensor, ...]) -> Tensor:
+    """torch.stack of one tensor, without a copy."""
+    return parts[0].unsqueeze(0)
 
 
 def _suffix(layer: int, direction: int) -> str:
