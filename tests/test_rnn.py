@@ -249,3 +249,18 @@ def test_an_input_without_time_steps_is_refused() -> None:
         with torch.set_grad_enabled(grad), pytest.raises(kc.ShapeError, match="no time steps"):
             rnn(torch.zeros(0, 2, 12))
     assert rnn(torch.zeros(3, 0, 12))[0].shape == (3, 0, 4)
+
+
+@pytest.mark.parametrize("recurrence", ["auto", "native", "loop"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
+def test_the_last_state_shares_no_memory_with_the_output_or_the_first_state(
+    cell: type[Any], training: bool, recurrence: str
+) -> None:
+    rnn = cell(12, 4, input_format="tt:m=4x3,n=2x2,r=2", recurrence=recurrence).train(training)
+    first = torch.zeros(1, 2, 4)
+    with torch.set_grad_enabled(training):
+        output, last = rnn(torch.randn(1, 2, 12), (first, first.clone()) if cell is kc.LSTM else first)
+    parts = last if isinstance(last, tuple) else (last,)
+    memory = {tensor.untyped_storage().data_ptr() for tensor in (output, first, *parts)}
+    assert len(memory) == 2 + len(parts)
