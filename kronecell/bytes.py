@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronecell.lowering import Op
 from kronecell.narrow import autocast_off, both_compiled, kernel, narrow, narrow_gradient
+from kronecell.operation import Op
 from kronecell.processor import LANES
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few

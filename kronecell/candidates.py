@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kronecell.formats.base import Format
 from kronecell.hot import KEPT_PART
-from kronecell.lowering import Op
 from kronecell.network import INPUT, Network
+from kronecell.operation import Op
 from kronecell.order import greedy, optimal
 from kronecell.plan import Plan
 from kronecell.processor import LANES

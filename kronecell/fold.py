@@ -14,8 +14,8 @@ from math import prod
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.lowering import Op
 from kronecell.narrow import COMPILED_COLUMNS, both_compiled, kernel, ordinary, plain
+from kronecell.operation import Op
 from kronecell.space import Space
 
 LEAST_ELEMENTS = 2**20  # of x; with fewer, it is in cache, and the factors take longer to lay out than the fold saves

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kronecell import last
 from kronecell.fold import Fold
-from kronecell.lowering import Op, View
 from kronecell.narrow import autocast_off, ordinary, unwatched
+from kronecell.operation import Op, View
 from kronecell.space import Slot, Space
 
 KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are kept for the backward

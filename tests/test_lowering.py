@@ -8,7 +8,7 @@ from torch import Tensor
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates
-from kronecell.lowering import Op
+from kronecell.operation import Op
 from kronecell.plan import Plan
 from tests.cases import dense_product
 

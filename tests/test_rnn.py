@@ -255,7 +255,7 @@ def test_an_input_without_time_steps_is_refused() -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("cell", [kc.LSTM, kc.GRU])
 def test_the_last_state_shares_no_memory_with_the_output_or_the_first_state(
-    cell: type[Any], training: bool, recurrence: str
+    cell: type, training: bool, recurrence: str
 ) -> None:
     rnn = cell(12, 4, input_format="tt:m=4x3,n=2x2,r=2", recurrence=recurrence).train(training)
     first = torch.zeros(1, 2, 4)
