@@ -54,13 +54,17 @@ static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m5
 #define VECS 4  /* registers of w for a stripe of columns */
 #define SPREAD(p) ((vec)_mm512_broadcast_f32x4(_mm_loadu_ps(p)))
 #define SPREAD_SOME(p, some) ((vec)_mm512_broadcast_f32x4(_mm_maskz_loadu_ps((1 << (some)) - 1, p)))
-#define JOIN(to, v, vecs)                                                                                              \
-    ((to)[0] = (vec)join((__m512)(v)[0], (__m512)(v)[(vecs) > 1], (__m512)(v)[(vecs) > 2 ? 2 : 0],                     \
-                         (__m512)(v)[(vecs) > 2 ? 3 : 0], vecs),                                                       \
+#define JOIN(v, vecs)                                                                                                  \
+    ((v)[0] = (vec)join((__m512)(v)[0], (__m512)(v)[(vecs) > 1], (__m512)(v)[(vecs) > 2 ? 2 : 0],                      \
+                        (__m512)(v)[(vecs) > 2 ? 3 : 0], vecs),                                                        \
      1)
-#define PUT_SOME(to, v, some, first)                                                                                   \
-    _mm512_mask_storeu_ps(to, (1 << (some)) - 1,                                                                       \
-                          (first) ? (__m512)(v) : _mm512_add_ps((__m512)(v), _mm512_maskz_loadu_ps((1 << (some)) - 1, to)))
+#define PUT_SOME(to, line, some, first)                                                                                \
+    do {                                                                                                               \
+        const __mmask16 there = (1 << (some)) - 1;                                                                     \
+        __m512 numbers = _mm512_loadu_ps(line);                                                                        \
+        if (!(first)) numbers = _mm512_add_ps(numbers, _mm512_maskz_loadu_ps(there, to));                              \
+        _mm512_mask_storeu_ps(to, there, numbers);                                                                     \
+    } while (0)
 #define ROWS_OF_ONE 12 /* rows of x at once, by a register of w or two: as many as leave registers for the rest */
 #define ROWS_OF_ALL 6  /* by all of a stripe */
 #define WIDE 96        /* numbers of a row of x at once, where rows are summed over */
@@ -74,11 +78,11 @@ static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m5
 #define LANES 8
 #define DEPTH 1
 #define VECS 2
-#define SPREAD(p) ((vec)_mm256_broadcast_ss(p))
+#define SPREAD(p) (*(p))
 #define SPREAD_SOME(p, some) SPREAD(p)
-#define JOIN(to, v, vecs) (memcpy(to, v, sizeof(vec) * (vecs)), vecs)
-#define PUT_SOME(to, v, some, first)                                                                                   \
-    for (int j = 0; j < (some); j++) (to)[j] = (first) ? (v)[j] : (to)[j] + (v)[j]
+#define JOIN(v, vecs) (vecs)
+#define PUT_SOME(to, line, some, first)                                                                                \
+    for (int c = 0; c < (some); c++) (to)[c] = (first) ? (line)[c] : (to)[c] + (line)[c]
 #define ROWS_OF_ONE 12
 #define ROWS_OF_ALL 6
 #define WIDE 24
@@ -95,11 +99,11 @@ static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m5
 #define LANES 4
 #define DEPTH 1
 #define VECS 2
-#define SPREAD(p) ((vec){*(p), *(p), *(p), *(p)})
+#define SPREAD(p) (*(p))
 #define SPREAD_SOME(p, some) SPREAD(p)
-#define JOIN(to, v, vecs) (memcpy(to, v, sizeof(vec) * (vecs)), vecs)
-#define PUT_SOME(to, v, some, first)                                                                                   \
-    for (int j = 0; j < (some); j++) (to)[j] = (first) ? (v)[j] : (to)[j] + (v)[j]
+#define JOIN(v, vecs) (vecs)
+#define PUT_SOME(to, line, some, first)                                                                                \
+    for (int c = 0; c < (some); c++) (to)[c] = (first) ? (line)[c] : (to)[c] + (line)[c]
 #define ROWS_OF_ONE 12
 #define ROWS_OF_ALL 6
 #define WIDE 12

@@ -21,34 +21,17 @@ INLINE long NAME(packed)(long columns, long depth) {
     return vecs * LANES * ((depth + DEPTH - 1) / DEPTH);
 }
 
-/* A row of the product, at most STRIPE columns of it, is written, or added to what is there. */
-INLINE void NAME(put)(const vec *sums, float *out, int columns, int first, const int vecs) {
-    vec joined[VECS];
-    const int registers = JOIN(joined, sums, vecs);
-#pragma GCC unroll 2
-    for (int v = 0; v < registers; v++, out += LANES, columns -= LANES) {
-        if (columns < LANES) {
-            PUT_SOME(out, joined[v], columns, first);
-        } else {
-            if (!first) joined[v] += *(const vec *)out;
-            *(vec *)out = joined[v];
-        }
+/* The next DEPTH numbers of the rows of a block, as SPREAD_AT reads them, times as many of a stripe. Not a function: in
+ * some of these, sums did not stay in registers. */
+#define STEP(SPREAD_AT)                                                                                                \
+    vec b[VECS];                                                                                                       \
+    const float *at = DEPTH > 1 ? w : w + k * vecs * LANES; /* each is the faster where it is */                       \
+    _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(at + v * LANES);                      \
+    _Pragma("GCC unroll 12") for (int i = 0; i < rows; i++) {                                                          \
+        const __typeof__(SPREAD(x)) numbers = SPREAD_AT(x + i * stride + k);                                           \
+        _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) sums[i][v] += numbers * b[v];                           \
     }
-}
-
-/* The next DEPTH numbers of some rows, or `some` of them if not 0, times as many of a stripe. */
-INLINE void NAME(step)(vec (*sums)[VECS], const float *x, long stride, const float *w, int some, const int rows,
-                       const int vecs) {
-    vec b[VECS];
-#pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(w + v * LANES);
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) {
-        const vec numbers = some ? SPREAD_SOME(x + i * stride, some) : SPREAD(x + i * stride);
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) sums[i][v] += numbers * b[v];
-    }
-}
+#define SPREAD_REST(p) SPREAD_SOME(p, stop - k)
 
 /* A block of rows times a stripe of columns, packed in `vecs` registers for every DEPTH numbers of a row, which these
  * multiply at once. What comes next is asked of the memory meanwhile, or made from bytes: the multipliers are busy, the
@@ -73,12 +56,26 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
             from += rows * LINE, to += rows * LINE;
         } else if (from)
             NAME(convert)(from, 0, to, 0, 1, rows * (stop - k));
-        for (; k + DEPTH <= stop; k += DEPTH, w += vecs * LANES) NAME(step)(sums, x + k, stride, w, 0, rows, vecs);
-        if (k < stop) NAME(step)(sums, x + k, stride, w, stop - k, rows, vecs);
-        k = stop;
+        for (; k + DEPTH <= stop; k += DEPTH, w += DEPTH > 1 ? vecs * LANES : 0) {
+            STEP(SPREAD)
+        }
+        if (DEPTH > 1 && k < stop) {
+            STEP(SPREAD_REST)
+            k = stop;
+        }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) NAME(put)(sums[i], out + i * out_stride, columns, first, vecs);
+    for (int i = 0; i < rows; i++, out += out_stride) {
+        float line[VECS * LANES];
+        const int registers = JOIN(sums[i], vecs);
+        float *place = columns < registers * LANES ? line : out;
+#pragma GCC unroll 2
+        for (int v = 0; v < registers; v++) {
+            if (place == out && !first) sums[i][v] += *(const vec *)(place + v * LANES);
+            *(vec *)(place + v * LANES) = sums[i][v];
+        }
+        if (place == line) PUT_SOME(out, line, columns, first);
+    }
 }
 
 /* All columns of a block of rows. */
@@ -190,8 +187,10 @@ INLINE void NAME(dots)(const float *x, const float *w, float *out, long depth, l
     }
 }
 
-/* The same product for at most DOTS columns; w is filled with zeros up to whole registers. */
-INLINE void NAME(dot_columns)(const float *x, const float *zeros, float *out, long rows, long depth, long columns) {
+/* The same product for at most DOTS columns; w is filled with zeros up to whole registers. A function of its own: with
+ * others around it, sums would not stay in registers. */
+TARGET __attribute__((noinline)) static void NAME(dot_columns)(const float *x, const float *zeros, float *out, long rows,
+                                                               long depth, long columns) {
     const long padded = NAME(width)(depth), ahead = AHEAD / 4 / depth / ROWS_OF_DOTS + 1;
     long r = 0;
     for (; r + ROWS_OF_DOTS <= rows; r += ROWS_OF_DOTS, x += ROWS_OF_DOTS * depth, out += ROWS_OF_DOTS * columns)
@@ -328,6 +327,8 @@ TARGET static int NAME(wide)(void) { return WIDE; }
 #undef DEPTH
 #undef SPREAD
 #undef SPREAD_SOME
+#undef SPREAD_REST
+#undef STEP
 #undef JOIN
 #undef PUT_SOME
 #undef WIDE
