@@ -28,6 +28,11 @@ def byte_product(x: Tensor, small: Tensor, op: Op) -> Tensor:
     return _ByteProduct.apply(x, small * SCALE, op)
 
 
+def read_as_they_lie(x: Tensor, small: Tensor, op: Op) -> bool:
+    """Whether a compiled kernel makes the product of the bytes themselves."""
+    return _as_they_lie(op) and kernel(op.a(x), small) == "compiled"
+
+
 def _chunks(x: Tensor, small: Tensor) -> list[Tensor]:
     """As few rows each as have so many elements."""
     return [*x.split(-(-max(CHUNK_ELEMENTS, SHARE * small.numel()) // x.shape[1]))]
@@ -45,7 +50,7 @@ class _ByteProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, small: Tensor, op: Op) -> Tensor:
         ctx.save_for_backward(x, small)
         ctx.op = op
-        if _as_they_lie(op) and kernel(op.a(x), small) == "compiled":
+        if read_as_they_lie(x, small, op):
             return narrow(op.a(x), small)
         parts = _chunks(x, small)
         buffer = torch.empty(parts[0].shape, dtype=small.dtype, device=small.device)  # one for all: no fresh memory

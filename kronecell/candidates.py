@@ -138,8 +138,9 @@ class Prices:
 
     `batched` is what a multiply-add costs more in a batch of small matrices than in one large product. The constants
     are those with which the model's choices lose least time over the candidates of all formats at the paper's shape,
-    in float32, on one machine of each kind: with AVX-512 found by benchmarks/prices.py (before there was `batched`),
-    with AVX2 by a random search over timings taken alike. They are judged on the shapes they were chosen for.
+    in float32, on one machine of each kind: with AVX-512 found by benchmarks/prices.py (before there was `batched`;
+    with the compiled kernels a new fit chose hardly better), with AVX2 by a random search over timings taken alike.
+    They are judged on the shapes they were chosen for.
     """
 
     batched: float = 0.0

@@ -14,14 +14,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.bytes import SCALE, byte_product
+from kronecell.bytes import SCALE, SHARE, byte_product, read_as_they_lie
 from kronecell.errors import PlanError, ShapeError
 from kronecell.fold import fold_of
 from kronecell.hot import Hot, run_hot
 from kronecell.lowering import Program, constant_tensor, lower
+from kronecell.narrow import ordinary
 from kronecell.network import Network
 from kronecell.order import Tree, leaves
 from kronecell.steps import Step, steps_of
+
+CONVERTED_ELEMENTS = 2**21  # of uint8 input that are numbers at a time, unless SHARE asks for more
 
 
 @dataclass(frozen=True)
@@ -158,13 +161,18 @@ class Plan:
         self, rows: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None, chunk: int | None
     ) -> Tensor:
         program = self.byte_program
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*prepared.values(), bias) if t is not None)
+        if not learns and ordinary(rows) and rows.is_cpu:
+            own = [prepared[op.out] for op in self.program.hot]
+            if program.hot != self.program.hot or not read_as_they_lie(rows, own[0], program.hot[0]):
+                return self._apply_converted(rows, own, bias, chunk)
         if program.hot == self.program.hot:  # as nearly always
             small = [prepared[op.out] for op in program.hot]
         else:
             small = [op.lay_out(prepared[op.right]) for op in program.hot]
         first, *rest = program.hot
         hot = Hot(tuple(rest), program.last, program.straight)
-        fold, learns = self._byte_hot.fold, torch.is_grad_enabled() and any(t.requires_grad for t in small)
+        fold = self._byte_hot.fold
 
         def run(part: Tensor) -> Tensor:
             if fold is not None and not learns:
@@ -180,6 +188,15 @@ class Plan:
         if chunk is None or len(rows) <= chunk:
             return run(rows)
         return torch.cat([run(part) for part in rows.split(chunk)])
+
+    def _apply_converted(self, rows: Tensor, small: list[Tensor], bias: Tensor | None, chunk: int | None) -> Tensor:
+        """Bytes become numbers a few rows at a time, which go through all steps; gradients would have to keep them."""
+        elements = max(CONVERTED_ELEMENTS, SHARE * small[0].numel())
+        some = max(1, min(len(rows), elements // self._width))
+        buffer = small[0].new_empty(some, self._width)
+        hot, scaled = replace(self._hot, chunk=chunk), [small[0] * SCALE, *small[1:]]
+        parts = [run_hot(hot, buffer[: len(part)].copy_(part), scaled, bias) for part in rows.split(some)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
         """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""
