@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kronecell.narrow import narrow, narrow_gradient
+from kronecell.narrow import narrow, narrow_gradient, ordinary
 from kronecell.space import Slot, Space
 
 MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
@@ -98,9 +98,13 @@ class Op:
     def _in_parts(self, a: Tensor, b: Tensor, space: Space | None, slot: Slot) -> Tensor:
         """out[p, i] = a[p] b[i] for the parts p of a."""
         pieces = [piece.unsqueeze(0).expand(len(b), -1, -1) for piece in a.chunk(self.parts)]
-        if space is None:
+        shape = (self.parts, len(b), len(a) // self.parts, b.shape[2])
+        if space is not None:
+            result = space.take(slot, shape, b)
+        elif torch.is_grad_enabled() or not ordinary(b):
             return torch.stack([torch.bmm(piece, b) for piece in pieces])
-        result = space.take(slot, (self.parts, len(b), len(a) // self.parts, b.shape[2]), b)
+        else:
+            result = b.new_empty(shape)
         for piece, place in zip(pieces, result, strict=True):
             torch.bmm(piece, b, out=place)
         return result
