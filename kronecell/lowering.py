@@ -1,4 +1,4 @@
-"""Steps of a plan lowered to permute, reshape and one matmul each, with as few copies of big tensors as possible.
+"""Steps of a plan lowered to permute, reshape and matmul, with as few copies of big tensors as possible.
 
 Every step becomes mm or bmm, as a rule one of them, so the counted multiply-adds are those the machine executes, and
 the graph exports and compiles without einsum. An intermediate keeps whatever leg order its matmul produced; which of

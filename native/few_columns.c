@@ -76,15 +76,6 @@ static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m5
 #include "few_columns.h"
 
 #define LANES 8
-#define DEPTH 1
-#define VECS 2
-#define SPREAD(p) (*(p))
-#define SPREAD_SOME(p, some) SPREAD(p)
-#define JOIN(v, vecs) (vecs)
-#define PUT_SOME(to, line, some, first)                                                                                \
-    for (int c = 0; c < (some); c++) (to)[c] = (first) ? (line)[c] : (to)[c] + (line)[c]
-#define ROWS_OF_ONE 12
-#define ROWS_OF_ALL 6
 #define WIDE 24
 #undef HALF
 #define HALF(v) ((__m256)(v))
@@ -97,15 +88,6 @@ static inline __attribute__((always_inline, target("avx512f"))) __m512 join(__m5
 #endif
 
 #define LANES 4
-#define DEPTH 1
-#define VECS 2
-#define SPREAD(p) (*(p))
-#define SPREAD_SOME(p, some) SPREAD(p)
-#define JOIN(v, vecs) (vecs)
-#define PUT_SOME(to, line, some, first)                                                                                \
-    for (int c = 0; c < (some); c++) (to)[c] = (first) ? (line)[c] : (to)[c] + (line)[c]
-#define ROWS_OF_ONE 12
-#define ROWS_OF_ALL 6
 #define WIDE 12
 #define FOUR_SUMS(to, v)                                                                                               \
     for (int c = 0; c < 4; c++) (to)[c] = (v)[c][0] + (v)[c][1] + (v)[c][2] + (v)[c][3]

@@ -1,4 +1,15 @@
 /* The kernels for one width of registers; included once for each. */
+#ifndef DEPTH /* unless defined otherwise, numbers of a row are multiplied one at a time, by a register of columns or two */
+#define DEPTH 1
+#define VECS 2
+#define SPREAD(p) (*(p))
+#define SPREAD_SOME(p, some) SPREAD(p)
+#define JOIN(v, vecs) (vecs)
+#define PUT_SOME(to, line, some, first)                                                                                \
+    for (int c = 0; c < (some); c++) (to)[c] = (first) ? (line)[c] : (to)[c] + (line)[c]
+#define ROWS_OF_ONE 12
+#define ROWS_OF_ALL 6
+#endif
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define vec NAME(vec)
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

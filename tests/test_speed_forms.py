@@ -99,6 +99,32 @@ def test_bytes_are_numbers_divided_by_255_in_every_candidate(kind: str) -> None:
     law()
 
 
+@pytest.mark.parametrize("elements", [2**21, 60, 1])  # all rows at once, some at a time, one at a time
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_without_gradients_go_through_all_steps_some_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, kind: str, elements: int
+) -> None:
+    monkeypatch.setattr("kronecell.plan.CONVERTED_ELEMENTS", elements)
+    monkeypatch.setattr("kronecell.plan.SHARE", 0)
+
+    @settings(max_examples=4)
+    @given(formats(kind), st.sampled_from([(1, False), (3, False), (3, True)]))
+    def law(fmt: kc.Format, gating: tuple[int, bool]) -> None:
+        gates, shared = gating
+        generator = torch.Generator().manual_seed(0)
+        factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
+        x = torch.randint(0, 256, (5, fmt.M), dtype=torch.uint8, generator=generator)
+        bias = torch.randn(gates * fmt.N, generator=generator, dtype=F64)
+        expected = dense_product(fmt, x.double() / 255, factors, gates, shared) + bias
+        for name, runner in candidates(fmt, 5, gates, shared).items():
+            y = runner.apply(x, runner.prepare(factors), bias)
+            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+            none = runner.apply(x[:0], runner.prepare(factors), bias)
+            assert none.shape == (0, gates * fmt.N)
+
+    law()
+
+
 @pytest.mark.parametrize("elements", [2**18, 1])
 @pytest.mark.parametrize("fmt", [kc.KCP((3, 2), (2, 2), 2, 2, 2), kc.TT((3, 2), (2, 2), 2)], ids=str)
 def test_the_byte_product_has_second_derivatives(
