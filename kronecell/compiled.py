@@ -24,8 +24,8 @@ _PRODUCT = (_whole, _address, _whole, _address, _address, _size, _size, _size, _
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "few_columns": _PRODUCT,
     "column_sums": _PRODUCT,
-    "few_columns_folded": (_whole, _address, _whole, *[_address] * 4, *[_size] * 7, _whole),
-    "column_sums_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
+    "few_columns_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
+    "folded_gradients": (_whole, *[_address] * 5, *[_size] * 7),
     "least_depth": (_whole,),
     "last_product": (None, _address, _size, _size, *[_address] * 3, *[_size] * 4, _whole),
     "last_gradients": (_whole, _address, _size, _size, *[_address] * 5, *[_size] * 4, _whole),
@@ -68,38 +68,31 @@ def column_sums(x: Tensor, gradient: Tensor, total: Tensor | None = None) -> Ten
     return result
 
 
+Sizes = tuple[int, int, int, int, int]  # places, columns, shared, inner, others: see fold.py
+
+
 def few_columns_folded(
-    x: Tensor, weight: Tensor, factors: Tensor, y: Tensor | None, z: Tensor, sizes: tuple[int, int, int, int, int]
+    x: Tensor, weight: Tensor, factors: Tensor, y: Tensor | None, z: Tensor, v: Tensor | None, sizes: Sizes
 ) -> None:
-    """x W^T, into `y` if that is given, and folded up into `z`; see native/folded.h. The sizes are those of fold.py."""
+    """x W^T, into `y` if that is given, folded up into `z`, and the factors times x, if `v` is; see native/folded.h."""
     places, columns, shared, inner, others = sizes
     _check(
         library.few_columns_folded(
             x.data_ptr(), x.dtype == torch.uint8, weight.data_ptr(), factors.data_ptr(),
-            None if y is None else y.data_ptr(), z.data_ptr(),
+            None if y is None else y.data_ptr(), z.data_ptr(), None if v is None else v.data_ptr(),
             len(x) // places, places, x.shape[1], columns, shared, inner, others, _threads(x, columns),
         )
     )  # fmt: skip
 
 
-def column_sums_folded(
-    x: Tensor,
-    factors: Tensor,
-    y: Tensor,
-    upstream: Tensor,
-    of_weight: Tensor,
-    of_factors: Tensor,
-    sizes: tuple[int, int, int, int, int],
+def folded_gradients(
+    y: Tensor, v: Tensor, upstream: Tensor, of_weight: Tensor, of_factors: Tensor, sizes: Sizes
 ) -> None:
     """The gradients of W and of the factors, added to the last two, from that of z."""
-    places, columns, shared, inner, others = sizes
-    _check(
-        library.column_sums_folded(
-            x.data_ptr(), x.dtype == torch.uint8, factors.data_ptr(), y.data_ptr(), upstream.data_ptr(),
-            of_weight.data_ptr(), of_factors.data_ptr(),
-            len(x) // places, places, x.shape[1], columns, shared, inner, others, _threads(x, columns),
-        )
-    )  # fmt: skip
+    addresses = (part.data_ptr() for part in (y, v, upstream, of_weight, of_factors))
+    rows, depth = len(y) // sizes[0], v.shape[-1]
+    places, *others = sizes
+    _check(library.folded_gradients(*addresses, rows, places, depth, *others))
 
 
 def _run(kernel: Callable[..., int], x: Tensor, small: Tensor, result: Tensor, columns: int) -> None:

@@ -3,6 +3,9 @@
 y (rows, places, columns) = x (rows, places, depth) W^T is by far the largest intermediate of most plans, and the second
 product sums over its places: z[r, o, c] = sum over p of y[r, p, c] f[p, o, c]. Where gates have factors of their own, f
 depends on c by its gate alone. As batches of small matrices, BLAS takes longer for this than its multiply-adds explain.
+
+The gradient of f needs y, and that of W needs v = f x, which sums over the places first. Both are small beside x. In
+training both are made while x is in the cache: then it is read once, and not again for the backward.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import COMPILED_COLUMNS, both_compiled, kernel, ordinary, plain
+from kronecell.narrow import COMPILED_COLUMNS, kernel, numbers, ordinary, plain
 from kronecell.operation import Op
 from kronecell.space import Space
 
 LEAST_ELEMENTS = 2**20  # of x; with fewer, it is in cache, and the factors take longer to lay out than the fold saves
 MOST_OTHERS = 16  # with more, a batch of products is as fast
 MOST_FACTORS = 2**15  # elements of f, which is read again for every row
+TURNED_PART = 4  # v is made if it has at most 1 / TURNED_PART of the elements of x
 
 
 @dataclass(frozen=True)
@@ -43,19 +48,25 @@ class Fold:
             return False
         return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
 
-    def suits_backward(self, x: Tensor | None, y: Tensor | None, factors: Tensor | None, upstream: Tensor) -> bool:
+    def suits_backward(self, y: Tensor | None, v: Tensor | None, upstream: Tensor) -> bool:
         """The same for the gradients of both small operands."""
-        if x is None or y is None or factors is None:
+        if y is None or v is None or torch.is_grad_enabled() or not ordinary(upstream):
             return False
-        return self._fits(x, factors) and plain(x, upstream) and both_compiled(self.first.a(x), y, self.columns)
+        return numbers(y, v, upstream) and all(part.is_contiguous() for part in (y, v, upstream))
 
     def _fits(self, x: Tensor, factors: Tensor) -> bool:
         return x.shape[1] == self.places * self.first.a.groups[1] and plain(x, factors)
 
+    def room(self, x: Tensor) -> Tensor | None:
+        """Memory for v, unless it is large beside x or x has other sizes than those that the kernels take."""
+        depth, lines = self.first.a.groups[1], self.shared * self.others
+        small = TURNED_PART * lines <= self.places and depth >= compiled.LEAST_DEPTH > 0
+        return x.new_empty(len(x), lines, depth) if small and x.dtype == torch.float32 else None
+
     def run(
-        self, x: Tensor, small: Sequence[Tensor | None], keep: bool, space: Space | None
+        self, x: Tensor, small: Sequence[Tensor | None], keep: bool, v: Tensor | None, space: Space | None
     ) -> tuple[Tensor | None, Tensor]:
-        """y, if it is to be kept, and z, both as the two steps make them."""
+        """y, if it is to be kept, and z, both as the two steps make them; v is written where it belongs, if given."""
         weight, factors = small[0], small[1]
         assert weight is not None and factors is not None
         like, y = weight, None
@@ -63,19 +74,23 @@ class Fold:
             shape = (len(x) * self.places, self.columns)
             y = like.new_empty(shape) if space is None else space.take((self.first.out, "product"), shape, like)
         z = like.new_empty(len(x), self.others * self.columns)
-        compiled.few_columns_folded(self.first.a(x), weight, factors, y, z, self.sizes)
+        compiled.few_columns_folded(self.first.a(x), weight, factors, y, z, v, self.sizes)
         return y, z.view(self.second.shape)
 
+    def turn(self, x: Tensor, factors: Tensor, v: Tensor) -> None:
+        """v alone, where the kernel does not take the two products."""
+        torch.matmul(factors, x.view(len(x), self.places, -1), out=v)
+
     def gradients(
-        self, x: Tensor, y: Tensor, factors: Tensor, upstream: Tensor, totals: Sequence[Tensor | None]
+        self, y: Tensor, v: Tensor, factors: Tensor, upstream: Tensor, totals: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         """Those of both small operands from that of z; added to `totals`, in place, if given."""
         of_weight, of_factors = totals
         if of_weight is None:
-            of_weight = y.new_zeros(self.columns, self.first.a.groups[1])
+            of_weight = y.new_zeros(self.columns, v.shape[-1])
         if of_factors is None:
             of_factors = y.new_zeros(factors.shape)
-        compiled.column_sums_folded(self.first.a(x), factors, y, upstream, of_weight, of_factors, self.sizes)
+        compiled.folded_gradients(y, v, upstream, of_weight, of_factors, self.sizes)
         return of_weight, of_factors
 
     @property

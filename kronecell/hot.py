@@ -47,7 +47,13 @@ def run_hot(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None) -
 
 
 def _run(
-    hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool, kept: _Kept | None = None
+    hot: Hot,
+    x: Tensor,
+    small: Sequence[Tensor],
+    bias: Tensor | None,
+    straight: bool,
+    kept: _Kept | None = None,
+    v: Tensor | None = None,
 ) -> Tensor:
     if hot.chunk is None or len(x) <= hot.chunk:
         return _forward(hot, x, small, bias, straight)[0]
@@ -57,7 +63,9 @@ def _run(
         return torch.cat([_run(whole, part, small, bias, straight) for part in parts])
     space, result, done = Space(), None, 0
     for part in parts:
-        y, lefts = _forward(hot, part, small, bias, straight, space.next_chunk())
+        place = None if v is None else v[done : done + len(part)]
+        keep = kept is not None and len(small) > 1 and kept.wanted[1]
+        y, lefts = _forward(hot, part, small, bias, straight, space.next_chunk(), keep, place)
         if kept is not None:
             kept.add(lefts, done, x)
         result = y.new_empty(len(x), y.shape[1]) if result is None else result
@@ -96,10 +104,11 @@ def _forward(
     straight: bool,
     space: Space | None = None,
     keep: bool = False,
+    v: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """All steps, with what x is before each; without `keep` the first of these intermediates may be missing."""
     folds_last = hot.fold is not None and len(hot.ops) == 2 and hot.fold.suits(x, small)
-    lefts = _lefts(hot, len(hot.ops) - (not folds_last), x, small, space, keep)
+    lefts = _lefts(hot, len(hot.ops) - (not folds_last), x, small, space, keep, v)
     if folds_last:
         y = hot.last(_there(lefts.pop()))
         return y if bias is None else y + bias, lefts
@@ -163,14 +172,16 @@ class _Hot(torch.autograd.Function):
         # left, and what is before the last of those gradients to make its left operand again.
         first = x if any(of_small) else None
         operands = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
+        folds = hot.fold is not None and not of_x and all(of_small[:2]) and hot.fold.suits(x, small)
+        v = hot.fold.room(x) if hot.fold is not None and folds else None
         if hot.chunk is not None and len(x) > hot.chunk:
             kept = _Kept(of_small)
-            y = _run(hot, x, small, bias, hot.straight, kept)
-            ctx.save_for_backward(first, *operands, *kept.buffers[1:])
-            return y
-        y, lefts = _forward(hot, x, small, bias, hot.straight, keep=len(small) > 1 and of_small[1])
-        middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
-        ctx.save_for_backward(first, *operands, *middle)
+            y = _run(hot, x, small, bias, hot.straight, kept, v)
+            middle = kept.buffers[1:]
+        else:
+            y, lefts = _forward(hot, x, small, bias, hot.straight, None, len(small) > 1 and of_small[1], v)
+            middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
+        ctx.save_for_backward(first, v, *operands, *middle)
         return y
 
     @staticmethod
@@ -181,7 +192,7 @@ class _Hot(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hot: Hot = ctx.hot
-        x, *others = ctx.saved_tensors
+        x, v, *others = ctx.saved_tensors
         small, middle = others[: len(hot.ops)], others[len(hot.ops) :]
         of_x, of_bias, *of_small = ctx.needs_input_grad[1:]
         gradient = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
@@ -203,7 +214,8 @@ class _Hot(torch.autograd.Function):
                 lefts = [None if left is None else left[now] for left in lefts]
             if x is not None and (torch.is_grad_enabled() or hot.chunk is not None):
                 lefts = _remade(hot, lefts, small, of_small, space)
-            flat = _backward(hot, lefts, small, gradient[now], of_x, [*of_small, of_bias], total, space)
+            turned = None if v is None else v[now]
+            flat = _backward(hot, lefts, turned, small, gradient[now], of_x, [*of_small, of_bias], total, space)
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
@@ -242,12 +254,20 @@ def _remade(
 
 
 def _lefts(
-    hot: Hot, steps: int, x: Tensor, small: Sequence[Tensor | None], space: Space | None = None, keep: bool = True
+    hot: Hot,
+    steps: int,
+    x: Tensor,
+    small: Sequence[Tensor | None],
+    space: Space | None = None,
+    keep: bool = True,
+    v: Tensor | None = None,
 ) -> list[Tensor | None]:
     """x, and what it is after every one of the first steps; what follows from it at once may be left out."""
     lefts: list[Tensor | None] = [x]
     if steps > 1 and hot.fold is not None and hot.fold.suits(x, small):
-        lefts += hot.fold.run(x, small, keep, space)
+        lefts += hot.fold.run(x, small, keep, v, space)
+    elif hot.fold is not None and v is not None:
+        hot.fold.turn(x, _there(small[1]), v)
     for op, operand in zip(hot.ops[len(lefts) - 1 : steps], small[len(lefts) - 1 : steps], strict=True):
         lefts.append(op.product(_there(lefts[-1]), _there(operand), space))
     return lefts
@@ -256,6 +276,7 @@ def _lefts(
 def _backward(
     hot: Hot,
     lefts: Sequence[Tensor | None],
+    v: Tensor | None,
     small: Sequence[Tensor | None],
     gradient: Tensor,
     of_x: bool,
@@ -263,7 +284,7 @@ def _backward(
     total: list[Tensor | None],
     space: Space | None,
 ) -> Tensor | None:
-    """The gradient of x, if wanted, from that of the result.
+    """The gradient of x, if wanted, from that of the result; v is that of the fold, if it was made.
 
     Those of the small operands, and of the bias as the last of them, are added to `total`.
     """
@@ -281,11 +302,10 @@ def _backward(
         gradient = hot.last.undo(gradient).reshape(hot.ops[-1].shape)
     for i in reversed(range(steps)):
         op, left, operand = hot.ops[i], lefts[i] if i < len(lefts) else None, small[i]
-        if i == 1 and hot.fold is not None and not of_x and all(of_small[:2]):
+        if i == 1 and hot.fold is not None and v is not None:
             gradient = gradient.contiguous()
-            if hot.fold.suits_backward(lefts[0], left, operand, gradient):
-                operands = _there(lefts[0]), _there(left), _there(operand)
-                total[:2] = hot.fold.gradients(*operands, gradient, total[:2])
+            if hot.fold.suits_backward(left, v, gradient):
+                total[:2] = hot.fold.gradients(_there(left), v, _there(operand), gradient, total[:2])
                 return None
         whole = op.product_gradient(gradient)
         if of_small[i]:

@@ -134,9 +134,10 @@ int column_sums(const void *x, int bytes, const float *g, float *out, long rows,
     return failed;
 }
 
-/* The two products of folded.h, and their gradients; y may be NULL where nobody needs it. */
-int few_columns_folded(const void *x, int bytes, const float *w, const float *factors, float *y, float *z, long rows,
-                       long places, long depth, long columns, long shared, long inner, long others, int threads) {
+/* The two products of folded.h, and their gradients; y and v may be NULL where nobody needs them, v must be for bytes. */
+int few_columns_folded(const void *x, int bytes, const float *w, const float *factors, float *y, float *z, float *v,
+                       long rows, long places, long depth, long columns, long shared, long inner, long others,
+                       int threads) {
     int failed = 0;
     long each = (rows + threads - 1) / threads;
 #pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
@@ -145,31 +146,15 @@ int few_columns_folded(const void *x, int bytes, const float *w, const float *fa
         if (some <= 0) continue;
         const char *from = (const char *)x + start * places * depth * (bytes ? 1 : sizeof(float));
         failed |= CALL(few_columns_folded, from, bytes, w, factors, y ? y + start * places * columns : y,
-                       z + start * columns * others, some, places, depth, columns, shared, inner, others);
+                       z + start * columns * others, v ? v + start * shared * others * depth : v, some, places, depth,
+                       columns, shared, inner, others);
     }
     return failed;
 }
 
-int column_sums_folded(const void *x, int bytes, const float *factors, const float *y, const float *up, float *of_w,
-                       float *of_f, long rows, long places, long depth, long columns, long shared, long inner,
-                       long others, int threads) {
-    int failed = 0;
-    long each = (rows + threads - 1) / threads, w_size = columns * depth, size = w_size + shared * others * places;
-    float *sums = threads > 1 ? calloc((threads - 1) * size, sizeof(float)) : NULL;
-    if (threads > 1 && !sums) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
-    for (int t = 0; t < threads; t++) {
-        long start = t * each, some = rows - start < each ? rows - start : each;
-        if (some <= 0) continue;
-        const char *from = (const char *)x + start * places * depth * (bytes ? 1 : sizeof(float));
-        float *to_w = t ? sums + (t - 1) * size : of_w, *to_f = t ? to_w + w_size : of_f;
-        failed |= CALL(column_sums_folded, from, bytes, factors, y + start * places * columns, up + start * columns * others,
-                       to_w, to_f, some, places, depth, columns, shared, inner, others);
-    }
-    for (long i = 0; i < (threads - 1) * size; i++)
-        *(i % size < w_size ? of_w + i % size : of_f + i % size - w_size) += sums[i];
-    free(sums);
-    return failed;
+int folded_gradients(const float *y, const float *v, const float *up, float *of_w, float *of_f, long rows, long places,
+                     long depth, long columns, long shared, long inner, long others) {
+    return CALL(folded_gradients, y, v, up, of_w, of_f, rows, places, depth, columns, shared, inner, others);
 }
 
 /* The least depth for which column_sums may be called. */

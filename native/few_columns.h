@@ -254,15 +254,15 @@ TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *
     return NAME(few_columns)(x, 1, w, out, rows, depth, columns);
 }
 
-/* out (TILE, WIDE) += g^T x for a block of rows; only the first `lines` of them, and the columns from `skip` on. Of what
- * is needed later, `ask` lines of memory are asked for with every GROUP of rows: more at once would have to wait. */
-INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, float *out, long depth, long rows,
-                       long lines, long skip, const float *next, long ask) {
+/* to (TILE, WIDE) = from (nothing, if there is none) + g^T x for a block of rows. Of what is needed later, `ask` lines of
+ * memory are asked for with every GROUP of rows: more at once would have to wait. */
+INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, const float *from, float *to,
+                       long to_stride, long rows, const float *next, long ask) {
     vec sums[TILE][WIDE / LANES];
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = (vec){0};
+        for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = from ? *(const vec *)(from + n * WIDE + v * LANES) : (vec){0};
     for (long start = 0; start < rows; start += GROUP) {
         long stop = start + GROUP < rows ? start + GROUP : rows;
         for (long i = 0; i < ask; i++, next += LINE) __builtin_prefetch(next, 0, 2);
@@ -276,25 +276,25 @@ INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns
                 for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
         }
     }
-    float line[TILE][WIDE];
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) *(vec *)(line[n] + v * LANES) = sums[n][v];
-    for (long n = 0; n < lines; n++)
-        for (long k = skip; k < WIDE; k++) out[n * depth + k] += line[n][k];
+        for (int v = 0; v < WIDE / LANES; v++) *(vec *)(to + n * to_stride + v * LANES) = sums[n][v];
 }
 
 /* The depth must be at least WIDE: what is left of it is done by a tile that reaches back. */
 INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, float *out, long rows, long depth,
                              long columns) {
-    float *last = calloc(TALL * TILE + (bytes ? TALL * depth : 0), sizeof(float)), *numbers = last + TALL * TILE;
-    if (!last) return 1;
-    const long whole = columns - columns % TILE, tiles = (columns + TILE - 1) / TILE * ((depth + WIDE - 1) / WIDE);
+    const long across = (columns + TILE - 1) / TILE, tiles = across * ((depth + WIDE - 1) / WIDE), size = TILE * WIDE;
+    float *sums = calloc(tiles * size + TALL * TILE + (bytes ? TALL * depth : 0), sizeof(float));
+    float *last = sums + tiles * size, *numbers = last + TALL * TILE;
+    if (!sums) return 1;
+    const long whole = columns - columns % TILE;
     const long ask = bytes ? 0 : (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
     for (long r = 0; r < rows; r += TALL, g += TALL * columns) {
         long tall = rows - r < TALL ? rows - r : TALL;
         const float *here = (const float *)x + r * depth, *next = here + TALL * depth;
+        float *to = sums;
         if (bytes) {
             NAME(convert)((const uint8_t *)x + r * depth, depth, numbers, depth, tall, depth);
             here = numbers;
@@ -302,18 +302,17 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
         for (long i = 0; i < tall; i++)
             for (long n = whole; n < columns; n++) last[i * TILE + n - whole] = g[i * columns + n];
         for (long k = 0; k < depth; k += WIDE) {
-            long skip = k + WIDE > depth ? k + WIDE - depth : 0;
-            const float *from = here + k - skip;
-            float *to = out + k - skip;
-            for (long n = 0; n < whole; n += TILE, next += ask * (TALL / GROUP) * LINE)
-                NAME(tile)(from, depth, g + n, columns, to + n * depth, depth, tall, TILE, skip, next, ask);
-            if (whole < columns) {
-                NAME(tile)(from, depth, last, TILE, to + whole * depth, depth, tall, columns - whole, skip, next, ask);
-                next += ask * (TALL / GROUP) * LINE;
-            }
+            const float *from = here + (k + WIDE > depth ? depth - WIDE : k);
+            for (long n = 0; n < columns; n += TILE, to += size, next += ask * (TALL / GROUP) * LINE)
+                NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall, next, ask);
         }
     }
-    free(last);
+    for (long c = 0; c < columns; c++)
+        for (long k = 0; k < depth; k++) {
+            const long reach = k / WIDE * WIDE + WIDE > depth ? depth - WIDE : k / WIDE * WIDE;
+            out[c * depth + k] += sums[(k / WIDE * across + c / TILE) * size + c % TILE * WIDE + k - reach];
+        }
+    free(sums);
     return 0;
 }
 

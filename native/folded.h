@@ -1,6 +1,9 @@
 /* Two products in one: y (R, P, C) = x (R, P, K) w^T, and z[r, o, c] = sum over p of y[r, p, c] f[p, o, c], where f is
  * the same for all columns c with the same g, their index among `shared`. y is folded up while it is in the cache.
  *
+ * The gradient of f needs y, that of w needs v = f x, which is as small: z is a sum over the depth of v and w, too. While
+ * x is in the cache for y, v is made as well, and the gradients need no x any more.
+ *
  * Columns count as (c / (shared * inner), g, c % inner); f is given as (shared, others, P), z as (R, shared, others,
  * what is left of the columns). `others` go four at a time; columns may fill two registers at most. If they fill half
  * of one or less, rows lie together in it. Two sets go at once, so that f and its gradient are read half as often. */
@@ -84,40 +87,25 @@ INLINE void NAME(fold)(const NAME(folding) *f, const float *y, long apart, const
         }
 }
 
-/* The gradients of such a y, and of f added to `total`; `up` is that of the sums. */
-INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, long apart, const float *factors, const float *up,
-                         float *gradient, float *total, const int same) {
-    const long each = same ? 1 : LANES, step = f->places * f->wide;
+/* The gradient of f, added to `total`, from such a y and that of the sums, `up`. */
+INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, long apart, const float *up, float *total) {
     for (long v = 0; v < f->wide; v += LANES)
         for (long o = 0; o < f->padded; o += FOUR) {
-            const float *from = y + v, *with = factors + NAME(factor_of)(f, o, same ? 0 : v, each);
-            float *to = gradient + v;
+            const float *from = y + v;
             vec all[SETS][FOUR];
 #pragma GCC unroll 2
             for (int s = 0; s < SETS; s++)
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++)
                     all[s][i] = *(const vec *)(up + (s * f->wide + v) * f->padded + (o + i) * LANES);
-            for (long p = 0; p < f->places; p++, from += f->wide, to += f->wide) {
-                vec now[SETS], sums[SETS];
-#pragma GCC unroll 2
-                for (int s = 0; s < SETS; s++) {
-                    now[s] = *(const vec *)(from + s * apart);
-                    sums[s] = o ? *(const vec *)(to + s * step) : (vec){0};
-                }
+            for (long p = 0; p < f->places; p++, from += f->wide)
 #pragma GCC unroll 4
-                for (int i = 0; i < FOUR; i++, with += each, total += LANES) {
-                    vec factor = NAME(factor)(with, same), more = *(const vec *)total;
+                for (int i = 0; i < FOUR; i++, total += LANES) {
+                    vec more = *(const vec *)total;
 #pragma GCC unroll 2
-                    for (int s = 0; s < SETS; s++) {
-                        sums[s] += all[s][i] * factor;
-                        more += all[s][i] * now[s];
-                    }
+                    for (int s = 0; s < SETS; s++) more += all[s][i] * *(const vec *)(from + s * apart);
                     *(vec *)total = more;
                 }
-#pragma GCC unroll 2
-                for (int s = 0; s < SETS; s++) *(vec *)(to + s * step) = sums[s];
-            }
         }
 }
 
@@ -152,22 +140,59 @@ TARGET __attribute__((noinline)) static void NAME(multiply_part)(const void *x, 
         NAME(multiply)(x, 0, prepared, out, rows, depth, columns);
 }
 
+/* f (lines, places) with the places first and as many lines as fill whole tiles. */
+INLINE float *NAME(by_place)(const float *factors, long lines, long places, long width) {
+    float *turned = calloc(places * width, sizeof(float));
+    for (long i = 0; turned && i < lines; i++)
+        for (long p = 0; p < places; p++) turned[p * width + i] = factors[i * places + p];
+    return turned;
+}
+
+/* v (lines, depth) = f x for one row of x (places, depth); meanwhile the next row is asked for. A function of its own, as
+ * that above. */
+TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, const float *turned, float *v, float *sums,
+                                                              long places, long depth, long lines, long width) {
+    const long blocks = (places + TALL - 1) / TALL, each = (places + blocks - 1) / blocks;
+    const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE), ask = (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
+    const float *next = x + places * depth;
+    for (long k = 0; k < depth; k += WIDE) {
+        const long at = k + WIDE > depth ? depth - WIDE : k; /* the last reaches back, to the same numbers as before */
+        for (long start = 0; start < places; start += each) {
+            const long tall = places - start < each ? places - start : each;
+            for (long n = 0; n < width; n += TILE, next += ask * ((tall + GROUP - 1) / GROUP) * LINE) {
+                const int straight = start + tall == places && n + TILE <= lines;
+                float *here = sums + n * WIDE, *to = straight ? v + n * depth + at : here;
+                NAME(tile)(x + start * depth + at, depth, turned + start * width + n, width, start ? here : NULL, to,
+                           straight ? depth : WIDE, tall, next, ask);
+            }
+        }
+        for (long n = lines / TILE * TILE; n < lines; n++) memcpy(v + n * depth + at, sums + n * WIDE, sizeof(float) * WIDE);
+    }
+}
+
 TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float *w, const float *factors, float *y,
-                                           float *z, long rows, long places, long depth, long columns, long shared,
-                                           long inner, long others) {
+                                           float *z, float *v, long rows, long places, long depth, long columns,
+                                           long shared, long inner, long others) {
     const NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
     const long size = f.padded * f.wide, held = SETS * places * f.wide;
     const long all = rows * places, most = SETS * f.together, next = columns / shared;
+    const long lines = shared * others, width = (lines + TILE - 1) / TILE * TILE, step = v ? places : PART;
     float *prepared = bytes ? NAME(prepare)(w, 1, depth, columns) : NAME(prepare)(w, 0, depth, columns);
-    float *spread = calloc((places + SETS) * size + held + (y ? 0 : (PART + most * places) * columns), sizeof(float));
-    float *sums = spread + places * size, *wider = sums + SETS * size, *made = wider + held;
+    float *spread = calloc((places + SETS) * size + held + width * WIDE + (y ? 0 : (step + most * places) * columns),
+                           sizeof(float));
+    float *turned = v ? NAME(by_place)(factors, lines, places, width) : NULL;
+    float *sums = spread + places * size, *wider = sums + SETS * size, *tiles = wider + held, *made = tiles + width * WIDE;
+    const int failed = !prepared || !spread || (v && !turned);
     long ready = 0; /* lines of y that are made and not folded up yet */
     if (spread) NAME(spread)(&f, factors, spread);
-    for (long start = 0; prepared && spread && start < all; start += PART) {
-        long part = all - start < PART ? all - start : PART;
+    for (long start = 0; !failed && start < all; start += step) {
+        long part = all - start < step ? all - start : step;
         float *here = y ? y + (start - ready) * columns : made;
         NAME(multiply_part)((const char *)x + start * depth * (bytes ? 1 : sizeof(float)), bytes, prepared,
                             here + ready * columns, part, depth, columns);
+        if (v)
+            NAME(sum_places)((const float *)x + start * depth, turned, v + start / places * lines * depth, tiles, places,
+                             depth, lines, width);
         ready += part;
         while (ready && (ready >= most * places || start + part == all)) {
             long some = ready / places < most ? ready / places : most;
@@ -183,50 +208,52 @@ TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float
         }
         if (!y) memmove(made, here, sizeof(float) * ready * columns);
     }
+    free(turned);
     free(spread);
     free(prepared);
-    return !prepared || !spread;
+    return failed;
 }
 
 /* The gradients of w and of f, added to what is there, from that of z. */
-TARGET static int NAME(column_sums_folded)(const void *x, int bytes, const float *factors, const float *y,
-                                           const float *up, float *of_w, float *of_f, long rows, long places,
-                                           long depth, long columns, long shared, long inner, long others) {
+TARGET static int NAME(folded_gradients)(const float *y, const float *v, const float *up, float *of_w, float *of_f,
+                                         long rows, long places, long depth, long columns, long shared, long inner,
+                                         long others) {
     const NAME(folding) f = NAME(folding_of)(places, columns, shared, inner, others);
-    const long size = f.padded * f.wide, held = SETS * places * f.wide;
-    const long most = SETS * f.together, next = columns / shared;
-    float *spread = calloc((2 * places + SETS) * size + 2 * held + (PART + most * places) * columns, sizeof(float));
-    if (!spread) return 1;
-    float *total = spread + places * size, *now = total + places * size, *wider = now + SETS * size;
-    float *wide = wider + held, *gradient = wide + held;
-    long ready = 0; /* lines of the gradient of y that are made and not used yet */
-    int failed = 0;
-    NAME(spread)(&f, factors, spread);
-    for (long row = 0, some; row < rows; row += some) {
+    const long size = f.padded * f.wide, held = SETS * places * f.wide, most = SETS * f.together;
+    const long next = columns / shared, width = (next + TILE - 1) / TILE * TILE, lines = shared * others;
+    const long across = width / TILE, deep = (depth + WIDE - 1) / WIDE, tile = TILE * WIDE;
+    float *total = calloc(places * size + SETS * size + held + lines * width + shared * deep * across * tile, sizeof(float));
+    if (!total) return 1;
+    float *now = total + places * size, *wider = now + SETS * size, *whole = wider + held, *sums = whole + lines * width;
+    for (long row = 0, some; row < rows; row += some, y += some * places * columns, up += some * others * columns) {
         some = rows - row < most ? rows - row : most;
         if (some < most) memset(now, 0, sizeof(float) * SETS * size);
         for (long l = 0; l < some * columns; l++)
             for (long o = 0; o < others; o++) now[f.in_sums[l] + o * LANES] = up[f.in_z[l] + o * next];
-        const float *here = NAME(widen)(&f, y, wider, some);
-        float *to = gradient + ready * columns, *all = columns == f.wide ? to : wide;
         long apart = some > f.together ? places * f.wide : 0; /* without a second set, the first meets zeros */
-        if (shared == 1)
-            NAME(unfold)(&f, here, apart, spread, now, all, total, 1);
-        else
-            NAME(unfold)(&f, here, apart, spread, now, all, total, 0);
-        for (long r = 0; r < some && all != to; r++)
-            NAME(move)(wide + NAME(row_of)(&f, r), f.wide, to + r * places * columns, columns, places, columns);
-        ready += some * places, y += some * places * columns, up += some * others * columns;
-        if (ready < PART && row + some < rows) continue;
-        long part = row + some < rows ? ready / TALL * TALL : ready;
-        failed |= bytes ? NAME(column_sums_bytes)(x, gradient, of_w, part, depth, columns)
-                        : NAME(column_sums_float)(x, gradient, of_w, part, depth, columns);
-        x = (const char *)x + part * depth * (bytes ? 1 : sizeof(float)), ready -= part;
-        memmove(gradient, gradient + part * columns, sizeof(float) * ready * columns);
+        NAME(unfold)(&f, NAME(widen)(&f, y, wider, some), apart, now, total);
+    }
+    up -= rows * others * columns;
+    for (long row = 0; row < rows; row++, v += lines * depth, up += lines * next) {
+        float *to = sums;
+        NAME(move)(up, next, whole, width, lines, next);
+        for (long g = 0; g < shared; g++)
+            for (long k = 0; k < depth; k += WIDE) {
+                const float *from = v + g * others * depth + (k + WIDE > depth ? depth - WIDE : k);
+                for (long j = 0; j < width; j += TILE, to += tile)
+                    NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others, NULL, 0);
+            }
+    }
+    for (long c = 0; c < columns; c++) {
+        const long g = NAME(shared_of)(&f, c), j = c / (inner * shared) * inner + c % inner;
+        for (long k = 0; k < depth; k++) {
+            const long at = k / WIDE * WIDE + WIDE > depth ? depth - WIDE : k / WIDE * WIDE;
+            of_w[c * depth + k] += sums[((g * deep + k / WIDE) * across + j / TILE) * tile + j % TILE * WIDE + k - at];
+        }
     }
     NAME(gather)(&f, total, of_f);
-    free(spread);
-    return failed;
+    free(total);
+    return 0;
 }
 
 #undef FOUR

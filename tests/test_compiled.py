@@ -25,7 +25,7 @@ EPS = torch.finfo(torch.float32).eps
 PAPER = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
 ROWS = 20  # of the paper's layer: enough for the kernels to be used
 
-KERNELS = ("few_columns", "column_sums", "few_columns_folded", "column_sums_folded")
+KERNELS = ("few_columns", "column_sums", "few_columns_folded", "folded_gradients")
 
 built = pytest.mark.skipif(compiled.library is None, reason="the compiled kernels are not built: no C compiler")
 used = pytest.mark.skipif(narrow.LANES == 4, reason="the compiled kernels are not used on this kind of processor")
@@ -161,9 +161,9 @@ def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         compiled.column_sums(torch.ones(2, 3), torch.ones(2, 1))
     one, sizes = torch.ones(1, 1), (1, 1, 1, 1, 1)
     with pytest.raises(MemoryError, match="few columns"):
-        compiled.few_columns_folded(one, one, one, None, one, sizes)
+        compiled.few_columns_folded(one, one, one, None, one, None, sizes)
     with pytest.raises(MemoryError, match="few columns"):
-        compiled.column_sums_folded(one, one, one, one, one, one, sizes)
+        compiled.folded_gradients(one, one, one, one, one, sizes)
 
 
 # Where they are used -------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_layer_of_the_papers_size_uses_them_and_agrees_with_double_precision(
     with counted(monkeypatch) as calls:
         y = layer(x)
         gradients = torch.autograd.grad(y.square().sum(), [*layer.parameters()])
-    assert calls == (["few_columns", "column_sums"] if bytes_ else ["few_columns_folded", "column_sums_folded"])
+    assert calls == (["few_columns", "column_sums"] if bytes_ else ["few_columns_folded", "folded_gradients"])
     exact = kc.TensorLinear(PAPER, gates=4).double()
     exact.load_state_dict(layer.state_dict())
     expected = exact(x if bytes_ else x.double())

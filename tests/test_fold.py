@@ -54,7 +54,8 @@ def test_the_kernels_are_two_products_and_their_gradients(
     upstream = operand(rows, others * columns, False, 3)
     sizes = (places, columns, shared, inner, others)
     y, z = torch.empty(rows * places, columns), torch.empty(rows, others * columns)
-    compiled.few_columns_folded(x, weight, factors, y, z, sizes)
+    v = None if bytes_ else torch.empty(rows, shared * others, depth)
+    compiled.few_columns_folded(x, weight, factors, y, z, v, sizes)
 
     exact = [t.double().requires_grad_() for t in (weight, factors.view(shared, others, places))]
     whole = x.view(rows, places, depth)
@@ -63,8 +64,12 @@ def test_the_kernels_are_two_products_and_their_gradients(
     assert bool(((y.view_as(wanted_y) - wanted_y).abs() <= depth * EPS * most_y).all())
     assert bool(((z.view_as(wanted_z) - wanted_z).abs() <= (depth + places) * EPS * most_z).all())
     without = torch.empty_like(z)
-    compiled.few_columns_folded(x, weight, factors, None, without, sizes)
+    compiled.few_columns_folded(x, weight, factors, None, without, None, sizes)
     assert torch.equal(without, z)
+    if v is None:  # bytes have no gradients here
+        return
+    wanted_v, most_v = factors.double() @ whole.double(), factors.double().abs() @ whole.double().abs()
+    assert bool(((v - wanted_v).abs() <= places * EPS * most_v).all())
 
     wanted = torch.autograd.grad(wanted_z, exact, upstream.double().view_as(wanted_z))
     bounds = [t.detach().abs().requires_grad_() for t in exact]
@@ -72,7 +77,7 @@ def test_the_kernels_are_two_products_and_their_gradients(
         in_doubles(whole.float().abs(), *bounds, inner)[1], bounds, upstream.double().abs().view_as(wanted_z)
     )
     got = torch.ones_like(weight), torch.ones_like(factors)
-    compiled.column_sums_folded(x, factors, y, upstream, *got, sizes)
+    compiled.folded_gradients(y, v, upstream, *got, sizes)
     for total, want, bound in zip(got, wanted, most, strict=True):
         error = (total.view_as(want) - 1 - want).abs()
         assert bool((error <= (rows * places + depth + others) * EPS * (bound + 1)).all())
@@ -94,20 +99,20 @@ def test_a_row_has_the_same_bits_alone_among_others_and_with_any_number_of_threa
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             y, z = torch.empty(7 * places, columns), torch.empty(7, others * columns)
-            compiled.few_columns_folded(x, weight, factors, y, z, sizes)
+            v = torch.empty(7, shared * others, depth)
+            compiled.few_columns_folded(x, weight, factors, y, z, v, sizes)
             of_weight, of_factors = torch.zeros_like(weight), torch.zeros_like(factors)
-            compiled.column_sums_folded(x, factors, y, upstream, of_weight, of_factors, sizes)
-            results.append((z, of_weight, of_factors))
+            compiled.folded_gradients(y, v, upstream, of_weight, of_factors, sizes)
+            results.append((z, v, of_weight, of_factors))
     finally:
         torch.set_num_threads(before)
-    for z, *gradients in results:
-        assert torch.equal(z, results[0][0])
-        for got, want in zip(gradients, results[0][1:], strict=True):  # sums in another order
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    for result in results:
+        for got, want in zip(result, results[0], strict=True):
+            assert torch.equal(got, want)
     for i in range(7):
-        alone = torch.empty(1, others * columns)
-        compiled.few_columns_folded(x[i * places : (i + 1) * places], weight, factors, None, alone, sizes)
-        assert torch.equal(alone[0], results[0][0][i])
+        alone, turned = torch.empty(1, others * columns), torch.empty(1, shared * others, depth)
+        compiled.few_columns_folded(x[i * places : (i + 1) * places], weight, factors, None, alone, turned, sizes)
+        assert torch.equal(alone[0], results[0][0][i]) and torch.equal(turned[0], results[0][1][i])
 
 
 @built
@@ -124,10 +129,11 @@ def test_nothing_is_read_or_written_beside_the_operands(columns: int, others: in
     x, weight = within(operand(rows * places, depth, False)), within(operand(columns, depth, False, 1))
     factors, upstream = within(operand(others, places, False, 2)), within(operand(rows, others * columns, False, 3))
     y, z = within(torch.zeros(rows * places, columns)), within(torch.zeros(rows, others * columns))
+    v = within(torch.zeros(rows, others, depth))
     of_weight, of_factors = within(torch.zeros_like(weight)), within(torch.zeros_like(factors))
     sizes = (places, columns, 1, columns, others)
-    compiled.few_columns_folded(x, weight, factors, y, z, sizes)
-    compiled.column_sums_folded(x, factors, y, upstream, of_weight, of_factors, sizes)
+    compiled.few_columns_folded(x, weight, factors, y, z, v, sizes)
+    compiled.folded_gradients(y, v, upstream, of_weight, of_factors, sizes)
     for memory in memories:
         assert bool(memory[:128].isnan().all()) and bool(memory[-128:].isnan().all())
         assert bool(memory[128:-128].isfinite().all())
@@ -184,7 +190,7 @@ def test_a_recurrent_layer_folds_unless_only_one_of_the_two_operands_learns(
         learning = [(n, p) for n, p in lstm.named_parameters() if p.requires_grad]
         gradients = torch.autograd.grad(lstm(x)[0].square().sum(), [p for _, p in learning])
     assert calls[0] == "few_columns_folded"
-    assert calls[1:] == (["column_sums_folded"] if not frozen else ["column_sums"] if "A1" in frozen else [])
+    assert calls[1:] == (["folded_gradients"] if not frozen else ["column_sums"] if "A1" in frozen else [])
     named = dict(exact.named_parameters())
     wanted = torch.autograd.grad(exact(x.double())[0].square().sum(), [named[n] for n, _ in learning])
     for got, want in zip(gradients, wanted, strict=True):
