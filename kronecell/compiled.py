@@ -33,6 +33,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "lstm_pack": (None, _address, _address, _size, _whole),
     "lstm_forward": (None, *[_address] * 7, _whole, *[_size] * 3, _whole),
     "lstm_backward": (None, *[_address] * 8, _whole, *[_size] * 3, _whole),
+    "products": (_whole, _address, _size, _address, _address, _address, _size, _address),
     "lstm_weight_gradient": (_whole, *[_address] * 4, *[_size] * 3, _whole),
 }
 

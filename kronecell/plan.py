@@ -22,6 +22,7 @@ from kronecell.lowering import Program, constant_tensor, lower
 from kronecell.narrow import ordinary
 from kronecell.network import Network
 from kronecell.order import Tree, leaves
+from kronecell.products import Products, products_of
 from kronecell.steps import Step, steps_of
 
 CONVERTED_ELEMENTS = 2**21  # of uint8 input that are numbers at a time, unless SHARE asks for more
@@ -114,11 +115,20 @@ class Plan:
         like = next(iter(tensors.values()))
         for factor in network.constants:
             tensors[factor.name] = constant_tensor(factor, network, like)
-        for op in self.program.hoisted:
-            op.run(tensors)
+        made = {}
+        if self._products is not None and self._products.suits(tensors):
+            made = self._products.run(tensors)
+        else:
+            for op in self.program.hoisted:
+                op.run(tensors)
         for op in self.program.hot:
-            tensors[op.out] = op.lay_out(tensors[op.right])
+            tensors[op.out] = made[op.out] if op.out in made else op.lay_out(tensors[op.right])
         return tensors
+
+    @cached_property
+    def _products(self) -> Products | None:
+        sizes = {factor.name: prod(self.network.shape(factor.legs)) for factor in self.network.factors}
+        return products_of(self.program.hoisted, self.program.hot, sizes)
 
     def apply(
         self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None, chunk: int | None = None
@@ -169,7 +179,7 @@ class Plan:
         if program.hot == self.program.hot:  # as nearly always
             small = [prepared[op.out] for op in program.hot]
         else:
-            small = [op.lay_out(prepared[op.right]) for op in program.hot]
+            small = [op.lay_out(self._operand(prepared, op.right)) for op in program.hot]
         first, *rest = program.hot
         hot = Hot(tuple(rest), program.last, program.straight)
         fold = self._byte_hot.fold
@@ -188,6 +198,13 @@ class Plan:
         if chunk is None or len(rows) <= chunk:
             return run(rows)
         return torch.cat([run(part) for part in rows.split(chunk)])
+
+    def _operand(self, prepared: Mapping[str, Tensor], name: str) -> Tensor:
+        """A small operand as its own step makes it: of one that only the kernel made, there is the laid out form."""
+        if name in prepared:
+            return prepared[name]
+        op = next(op for op in self.program.hot if op.right == name)
+        return (op.a if op.swapped else op.b).undo(prepared[op.out])
 
     def _apply_converted(self, rows: Tensor, small: list[Tensor], bias: Tensor | None, chunk: int | None) -> Tensor:
         """Bytes become numbers a few rows at a time, which go through all steps; gradients would have to keep them."""

@@ -20,7 +20,7 @@ LAYERS = [
     {"narrow"},
     {"last", "operation", "lstm_kernel"},
     {"lowering"},
-    {"fold"},
+    {"fold", "products"},
     {"hot", "bytes"},
     {"plan"},
     {"split"},

@@ -1,0 +1,182 @@
+"""The products of weights of a plan by one call of a compiled kernel, for autograd one operation.
+
+A compressed layer makes a handful of tiny products before it touches x. As operations of torch each is a chain of views
+and a product, and as many nodes of the graph again: in a training step they took a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kronecell import compiled
+from kronecell.narrow import autocast_off, numbers, ordinary
+from kronecell.operation import Op, View
+
+MOST = 2**18  # multiply-adds of all products, and elements of one operand: larger ones are for BLAS
+
+
+@dataclass(frozen=True)
+class Products:
+    """Hoisted steps as the kernel reads them; the results are the small operands of steps that touch x, laid out."""
+
+    ops: tuple[Op, ...]
+    hot: tuple[Op, ...]  # those whose small operand is a result here
+    inputs: tuple[str, ...]
+    sources: tuple[frozenset[str], ...]  # the inputs that a result is made of
+    shapes: tuple[tuple[int, ...], ...]  # of the results
+    sizes: (
+        bytes  # of all tensors, inputs and then what the steps make; this and the next as native/products.c reads them
+    )
+    description: bytes
+    tables: bytes
+
+    def suits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the kernel takes these inputs."""
+        given = [tensors[name] for name in self.inputs]
+        return (
+            compiled.library is not None
+            and ordinary(given[0])
+            and numbers(*given)
+            and all(tensor.is_contiguous() for tensor in given)
+        )
+
+    def run(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The small operands of the steps in `hot`, under the names of these."""
+        made = _Products.apply(self, *(tensors[name] for name in self.inputs))
+        return {op.out: tensor for op, tensor in zip(self.hot, made, strict=True)}
+
+    def differentiable(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The same by operations of torch."""
+        tensors = dict(zip(self.inputs, given, strict=True))
+        for op in self.ops:
+            op.run(tensors)
+        return [op.lay_out(tensors[op.right]) for op in self.hot]
+
+    def call(
+        self, given: Sequence[Tensor], results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+    ) -> None:
+        """The results from the inputs, or if there are `gradients`, of inputs and results, the former of these."""
+        named = {op.right: i for i, op in enumerate(self.hot)}
+        made = [named.get(op.out) for op in self.ops]
+        places = [*given, *(None if i is None else results[i] for i in made)]
+        of = None
+        if gradients:
+            count = len(given)
+            of = _addresses([*gradients[:count], *(None if i is None else gradients[count + i] for i in made)])
+        if compiled.library.products(
+            self.description, len(self.ops), self.tables, _addresses(places), self.sizes, len(places), of
+        ):
+            raise MemoryError("the kernel for products of weights found no memory for its buffers")
+
+
+def products_of(hoisted: Sequence[Op], hot: Sequence[Op], sizes: Mapping[str, int]) -> Products | None:
+    """The hoisted steps for the kernel; None where it cannot make them, or BLAS is as fast.
+
+    `sizes` are the numbers of elements of the tensors that no step makes.
+    """
+    made = [op.out for op in hoisted]
+    wanted = [op for op in hot if op.right in made]
+    usual = all(not (op.spread or op.diagonal or op.narrow or op.turned) and op.parts == 1 for op in hoisted)
+    if not wanted or not usual:
+        return None
+    inputs = [name for op in hoisted for name in (op.left, op.right) if name not in made]
+    elements = [sizes[name] for name in inputs] + [prod(op.shape) for op in hoisted]
+    if max(elements) > MOST or sum(prod(op.a.groups) * op.b.groups[-1] for op in hoisted) > MOST:
+        return None
+    index = {name: i for i, name in enumerate([*inputs, *made])}
+    layouts = {op.right: op.a if op.swapped else op.b for op in wanted}
+    sources = {name: frozenset([name]) for name in inputs}
+    tables: list[int] = []
+    description: list[int] = []
+    for op in hoisted:
+        a, b = (op.right, op.left) if op.swapped else (op.left, op.right)
+        sources[op.out] = sources[a] | sources[b]
+        *batch, rows, summed = op.a.groups
+        description += [index[a], index[b], index[op.out], prod(batch), rows, summed, op.b.groups[-1]]
+        ends = [_table(op.a), _table(op.b), []]
+        if op.out in layouts:  # which says where numbers come from, and is asked where they go
+            ends[2] = np.argsort(_table(layouts[op.out])).tolist()
+        for table in ends:
+            description.append(len(tables) if table else -1)
+            tables += table
+    return Products(
+        tuple(hoisted),
+        tuple(wanted),
+        tuple(inputs),
+        tuple(sources[op.right] for op in wanted),
+        tuple(layouts[op.right].groups for op in wanted),
+        np.array(elements, "l").tobytes(),
+        np.array(description, "l").tobytes(),
+        np.array(tables, "i").tobytes(),
+    )
+
+
+def _table(view: View) -> list[int]:
+    """Where the numbers of an operand lie in its tensor, in the order in which they are read; nothing if in that."""
+    if view.permutation is None:
+        return []
+    found: list[int] = np.arange(prod(view.legs)).reshape(view.legs).transpose(view.permutation).ravel().tolist()
+    return found
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, products: Products, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.products = products
+        ctx.save_for_backward(*given)
+        ctx.set_materialize_grads(False)
+        results = [given[0].new_empty(shape) for shape in products.shapes]
+        products.call(given, results, ())
+        learning = {name for name, wanted in zip(products.inputs, ctx.needs_input_grad[1:], strict=True) if wanted}
+        still = [result for result, names in zip(results, products.sources, strict=True) if not names & learning]
+        ctx.mark_non_differentiable(*still)  # else gradients would be made that nobody wants
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        products: Products = ctx.products
+        given: tuple[Tensor, ...] = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        known = [gradient for gradient in upstream if gradient is not None]
+        if not known:
+            return (None,) * (1 + len(given))
+        with autocast_off(given[0]):  # the dtype was settled in the forward
+            # Hooks of saved tensors may give back what is as good for torch, and not for the kernel.
+            plain = not torch.is_grad_enabled() and ordinary(known[0]) and numbers(*known, *given)
+            if not plain or not all(tensor.is_contiguous() for tensor in given):
+                return None, *_differentiated(products, given, wanted, upstream)
+            gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(given, wanted, strict=True)]
+            above = [None if gradient is None else gradient.contiguous() for gradient in upstream]
+            products.call(given, [None] * len(above), [*gradients, *above])
+        return None, *gradients
+
+
+def _differentiated(
+    products: Products, given: Sequence[Tensor], wanted: Sequence[bool], upstream: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients by operations of torch, with a gradient of their own if that is wanted."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases: two inputs may be one and the same tensor, and each wants its own share.
+        aliases = [tensor.view_as(tensor) if again else tensor.detach().requires_grad_() for tensor in given]
+        made = products.differentiable(aliases)
+        pairs = [(tensor, gradient) for tensor, gradient in zip(made, upstream, strict=True) if gradient is not None]
+        leaves = [alias for alias, want in zip(aliases, wanted, strict=True) if want]
+        found = torch.autograd.grad(
+            [tensor for tensor, _ in pairs], leaves, [gradient for _, gradient in pairs], create_graph=again,
+            allow_unused=True,
+        )  # fmt: skip
+    rest = iter(found)
+    return [next(rest) if want else None for want in wanted]
