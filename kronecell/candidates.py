@@ -80,7 +80,7 @@ def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) 
     for name, plan in plans.items():
         elements = max(CHUNK_ELEMENTS, min(2 * _hoists(plan), 2 * CHUNK_ELEMENTS))
         chunk = max(1, elements // max(1, _per_row(plan)))
-        if chunk < rows:
+        if 2 * chunk <= rows:  # one and a little more would cost a call and save nothing
             found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
     for name, split in splits(fmt, rows, gates, shared).items():
         if not any(_same_products(plan, split) for plan in plans.values()):

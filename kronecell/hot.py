@@ -22,6 +22,7 @@ from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.operation import Op, View
 from kronecell.space import Slot, Space
 
+LARGE = 2**20  # elements of x: with fewer, fresh memory costs less than to look for used one
 KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are kept for the backward
 
 
@@ -56,12 +57,12 @@ def _run(
     v: Tensor | None = None,
 ) -> Tensor:
     if hot.chunk is None or len(x) <= hot.chunk:
-        return _forward(hot, x, small, bias, straight)[0]
+        return _whole(hot, x, small, bias, straight)
     parts = x.split(hot.chunk)
     if not straight and not ordinary(x):
         whole = replace(hot, chunk=None)
         return torch.cat([_run(whole, part, small, bias, straight) for part in parts])
-    space, result, done = Space(), None, 0
+    space, result, done = _scratch.space if _keeps(x, *small) else Space(), None, 0
     for part in parts:
         place = None if v is None else v[done : done + len(part)]
         keep = kept is not None and len(small) > 1 and kept.wanted[1]
@@ -71,8 +72,20 @@ def _run(
         result = y.new_empty(len(x), y.shape[1]) if result is None else result
         result[done : done + len(part)] = y
         done += len(part)
+    space.keep_some()
     assert result is not None
     return result
+
+
+def _whole(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:
+    """All rows at once, without gradients; intermediates are in memory that is used again, the result is not."""
+    if hot.fold is not None or x.numel() < LARGE or not ordinary(x) or not _keeps(x, *small):
+        return _forward(hot, x, small, bias, straight)[0]
+    space = _scratch.space.next_chunk()
+    left = _there(_lefts(hot, len(hot.ops) - 1, x, small, space)[-1])
+    y = _end(hot, left, small[-1], bias, straight)
+    space.keep_some()
+    return y
 
 
 class _Kept:
@@ -144,7 +157,7 @@ def _end(
 
 
 class _Scratch(threading.local):
-    """What the backward makes and needs no longer afterwards is made in the same memory every time."""
+    """What a call makes and needs no longer afterwards is made in the same memory every time."""
 
     def __init__(self) -> None:
         self.space = Space()
@@ -201,10 +214,10 @@ class _Hot(torch.autograd.Function):
         chunk = rows if hot.chunk is None or torch.is_grad_enabled() else hot.chunk
         plain = ordinary(gradient) and torch._C._has_storage(gradient)  # a batch of gradients has none of its own
         space = None
-        if plain and chunk < rows:
-            space = Space()
-        elif plain and not of_x and _keeps(gradient, x, *others):
+        if plain and (chunk < rows or not of_x) and _keeps(gradient, x, *others):
             space = _scratch.space
+        elif plain and chunk < rows:
+            space = Space()
         for start in range(0, max(rows, 1), max(chunk, 1)):
             now = slice(start, start + chunk)
             if space is not None:
@@ -220,7 +233,7 @@ class _Hot(torch.autograd.Function):
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
         if space is not None:
-            space.keep_small()
+            space.keep_some()
         whole = None
         if of_x:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)

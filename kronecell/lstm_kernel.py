@@ -82,7 +82,7 @@ class _Recurrence(torch.autograd.Function):
         cells, active = h.new_empty(steps, batch, width // 4), h.new_empty(steps, batch, width)
         U = packed(weight, space=_scratch.space)
         out, cells, active = _forward(gates, U, h, c, cells, active, True)
-        _scratch.space.keep_small()
+        _scratch.space.keep_some()
         ctx.save_for_backward(weight, h, c, out, cells, active)
         ctx.set_materialize_grads(False)
         return out, out[-1].clone(), cells[-1].clone(), cells, active
@@ -137,7 +137,7 @@ def _backward(
     read = [packed(weight, True, _scratch.space), *(part.contiguous() for part in (active, cells, c))]
     addresses = [None if part is None else part.data_ptr() for part in (d_out, *read, *first, d_gates)]
     compiled.library.lstm_backward(*addresses, of_h, steps, batch, hidden, _threads(steps, batch, hidden))
-    _scratch.space.keep_small()
+    _scratch.space.keep_some()
     return d_gates, first[0], first[1]
 
 

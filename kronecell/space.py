@@ -1,4 +1,4 @@
-"""Memory for intermediates that every chunk of rows, and every backward of a layer, uses again.
+"""Memory for intermediates that every chunk of rows, and every call of a layer, uses again.
 
 What is freed goes back to the system when it is at the end of the heap, and getting it again, page by page, takes
 longer than the product that is written there.
@@ -11,14 +11,19 @@ from math import prod
 from torch import Tensor
 
 Slot = tuple[str, str]
-SMALL, MANY = 2**19, 8  # elements of a buffer, and buffers, that are kept between calls: 16 MB of float32
+KEPT_BYTES = 20 * 2**20  # of all buffers of a space that are kept between calls
 
 
 class Space:
-    """Buffers by slot. What was taken for one chunk is overwritten by the next."""
+    """Buffers by slot. What was taken for one chunk is overwritten by the next.
+
+    Calls of other layers have other slots. These get the buffers in the order in which they are first taken, so that
+    all layers share them.
+    """
 
     def __init__(self) -> None:
-        self._buffers: dict[Slot, Tensor] = {}
+        self._places: dict[Slot, int] = {}  # of this call, among the buffers
+        self._buffers: list[Tensor | None] = []
         self.brought: dict[str, Tensor] = {}  # operands of this chunk that were copied into place
 
     def next_chunk(self) -> Space:
@@ -28,19 +33,27 @@ class Space:
 
     def take(self, slot: Slot, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Memory of this shape, with anything in it; valid until the slot is taken again."""
-        size = prod(shape)
-        buffer = self._buffers.get(slot)
+        size, place = prod(shape), self._places.setdefault(slot, len(self._places))
+        if place == len(self._buffers):
+            self._buffers.append(None)
+        buffer = self._buffers[place]
         if buffer is None or len(buffer) < size or buffer.dtype != like.dtype or buffer.device != like.device:
-            buffer = self._buffers[slot] = like.new_empty(size)
+            buffer = self._buffers[place] = None  # given back before more is asked for
+            buffer = self._buffers[place] = like.new_empty(size)
         return buffer[:size].view(shape)
 
     def copy(self, slot: Slot, tensor: Tensor) -> Tensor:
         """The tensor, contiguous, in the memory of a slot."""
         return self.take(slot, tuple(tensor.shape), tensor).copy_(tensor)
 
-    def keep_small(self) -> None:
-        """After a call: buffers that are large, or many, are given back."""
+    def keep_some(self) -> None:
+        """At the end of a call: the largest buffers are given back, until those that are left may be kept."""
         self.brought.clear()
-        self._buffers = {slot: buffer for slot, buffer in self._buffers.items() if len(buffer) <= SMALL}
-        if len(self._buffers) > MANY:
-            self._buffers = {}
+        self._places.clear()
+        sizes = [0 if buffer is None else buffer.nbytes for buffer in self._buffers]
+        total = sum(sizes)
+        for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+            if total <= KEPT_BYTES:
+                return
+            total -= sizes[place]
+            self._buffers[place] = None

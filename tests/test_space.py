@@ -36,20 +36,42 @@ def test_a_slot_keeps_its_memory_and_grows_when_it_must() -> None:
     assert copied.is_contiguous() and torch.equal(copied, turned)
 
 
-def test_small_buffers_are_kept_between_calls_and_large_or_many_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kronecell.space.SMALL", 10)
-    monkeypatch.setattr("kronecell.space.MANY", 2)
+def test_between_calls_the_largest_buffers_are_given_back_until_the_rest_may_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kronecell.space.KEPT_BYTES", 100)
     space, like = Space(), torch.zeros(0)
-    small = space.take(("a", "product"), (10,), like)
-    large = space.take(("b", "product"), (11,), like)
-    space.keep_small()
-    assert space.take(("a", "product"), (10,), like).data_ptr() == small.data_ptr()
-    assert space.take(("b", "product"), (11,), like).data_ptr() != large.data_ptr()
+    sizes = {"a": 10, "b": 26, "c": 12, "d": 14}  # of 4 bytes
+    taken = [space.take((slot, "product"), (size,), like).data_ptr() for slot, size in sizes.items()]
+    space.keep_some()
+    assert [buffer is not None for buffer in space._buffers] == [True, False, True, False]
+    again = [space.take((slot, "product"), (10,), like).data_ptr() for slot in "xyz"]  # another layer's slots
+    assert again[0] == taken[0] and again[2] == taken[2]
+    space.keep_some()
     assert space.take(("a", "product"), (10,), like.double()).dtype == F64
-    for slot in "acd":
-        space.take((slot, "product"), (1,), like)
-    space.keep_small()
-    assert not space._buffers
+    space.keep_some()  # of 80 and 40 bytes, the larger goes
+    assert [buffer is not None for buffer in space._buffers] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("gates", [1, 4])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_results_are_not_overwritten_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, gates: int
+) -> None:
+    monkeypatch.setattr("kronecell.hot.LARGE", 1)
+    generator = torch.Generator().manual_seed(0)
+    factors = fmt.init(generator, dtype=F64, gates=gates)
+    first, second = torch.randn(2, ROWS, fmt.M, dtype=F64, generator=generator)
+    for runner in candidates(fmt, ROWS, gates).values():
+        for chunk in (None, CHUNK):
+            plan = getattr(runner, "plan", getattr(runner, "inner", runner))
+            with torch.enable_grad():  # where no memory is used again
+                wanted = [plan.apply(x, plan.prepare(factors), None, chunk) for x in (first, second)]
+            with torch.no_grad():
+                prepared = plan.prepare(factors)
+                got = [plan.apply(x, prepared, None, chunk) for x in (first, second, second)]
+            for one, other in zip(got, [*wanted, wanted[1]], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_are_not_overwritten_by_the_backward_of_another_layer() -> None:
