@@ -10,6 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kronecell import products
 from kronecell.formats.base import Format
 from kronecell.hot import KEPT_PART
 from kronecell.network import INPUT, Network
@@ -29,6 +30,8 @@ FRESH = 2**23  # elements from which the allocator takes memory from the system 
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 RUNS = 3  # of a product in training: itself, and the gradients of both operands
+AT_ONCE = 40  # price of a multiply-add in products of weights that one call makes, for which no registers are filled
+BETWEEN = 2  # calls that the two products of a split cost more than two of a plan; in training not to be seen
 REGISTER = 16  # columns that a product computes at once
 
 Sharing = bool | tuple[str, ...]
@@ -187,7 +190,7 @@ def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
         outputs, runs = runner.gates * prod(runner.out_modes), RUNS if training else 1
         total["macs"] += runs * rows * outputs * runner.width
         total["written"] += runs * rows * outputs
-        total["call"] += runs
+        total["call"] += runs if training else 1 + BETWEEN
         if training:
             total["macs"] += runs * runner.outer.hoisted_macs
             total["call"] += runs * (len(runner.outer.steps) + 2)
@@ -238,6 +241,10 @@ def _made_again(plan: Plan) -> int:
 
 def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
     """The products of weights, and the small operands laid out."""
+    if products.suit(plan.program.hoisted, plan.program.hot):
+        total["macs"] += RUNS * AT_ONCE * plan.hoisted_macs
+        total["call"] += RUNS
+        return
     ops = {op.out: op for op in plan.program.hoisted}
     for step in plan.steps:
         if step.hoisted:

@@ -127,8 +127,7 @@ class Plan:
 
     @cached_property
     def _products(self) -> Products | None:
-        sizes = {factor.name: prod(self.network.shape(factor.legs)) for factor in self.network.factors}
-        return products_of(self.program.hoisted, self.program.hot, sizes)
+        return products_of(self.program.hoisted, self.program.hot)
 
     def apply(
         self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None, chunk: int | None = None

@@ -77,36 +77,48 @@ class Products:
             raise MemoryError("the kernel for products of weights found no memory for its buffers")
 
 
-def products_of(hoisted: Sequence[Op], hot: Sequence[Op], sizes: Mapping[str, int]) -> Products | None:
-    """The hoisted steps for the kernel; None where it cannot make them, or BLAS is as fast.
+def suit(hoisted: Sequence[Op], hot: Sequence[Op]) -> bool:
+    """Whether the kernel can make the hoisted steps, and BLAS would not be as fast."""
+    usual = all(not (op.spread or op.diagonal or op.narrow or op.turned) and op.parts == 1 for op in hoisted)
+    if compiled.library is None or not usual or not {op.out for op in hoisted} & {op.right for op in hot}:
+        return False
+    elements = max(max(prod(op.a.groups), prod(op.b.groups), prod(op.shape)) for op in hoisted)
+    return elements <= MOST and sum(prod(op.a.groups) * op.b.groups[-1] for op in hoisted) <= MOST
 
-    `sizes` are the numbers of elements of the tensors that no step makes.
-    """
+
+def products_of(hoisted: Sequence[Op], hot: Sequence[Op]) -> Products | None:
+    """The hoisted steps for the kernel, if they suit it."""
+    if not suit(hoisted, hot):
+        return None
     made = [op.out for op in hoisted]
     wanted = [op for op in hot if op.right in made]
-    usual = all(not (op.spread or op.diagonal or op.narrow or op.turned) and op.parts == 1 for op in hoisted)
-    if not wanted or not usual:
-        return None
-    inputs = [name for op in hoisted for name in (op.left, op.right) if name not in made]
-    elements = [sizes[name] for name in inputs] + [prod(op.shape) for op in hoisted]
-    if max(elements) > MOST or sum(prod(op.a.groups) * op.b.groups[-1] for op in hoisted) > MOST:
-        return None
+    inputs, elements = [], []
+    for op in hoisted:
+        for name, view in ((op.left, op.b if op.swapped else op.a), (op.right, op.a if op.swapped else op.b)):
+            if name not in made:
+                inputs.append(name)
+                elements.append(prod(view.groups))
+    elements += [prod(op.shape) for op in hoisted]
     index = {name: i for i, name in enumerate([*inputs, *made])}
     layouts = {op.right: op.a if op.swapped else op.b for op in wanted}
     sources = {name: frozenset([name]) for name in inputs}
-    tables: list[int] = []
+    tables: list[np.ndarray] = []
+    length = 0
     description: list[int] = []
     for op in hoisted:
         a, b = (op.right, op.left) if op.swapped else (op.left, op.right)
         sources[op.out] = sources[a] | sources[b]
         *batch, rows, summed = op.a.groups
         description += [index[a], index[b], index[op.out], prod(batch), rows, summed, op.b.groups[-1]]
-        ends = [_table(op.a), _table(op.b), []]
+        ends = [_table(op.a), _table(op.b), None]
         if op.out in layouts:  # which says where numbers come from, and is asked where they go
-            ends[2] = np.argsort(_table(layouts[op.out])).tolist()
+            laid_out = _table(layouts[op.out])
+            ends[2] = None if laid_out is None else np.argsort(laid_out)
         for table in ends:
-            description.append(len(tables) if table else -1)
-            tables += table
+            description.append(-1 if table is None else length)
+            if table is not None:
+                tables.append(table)
+                length += len(table)
     return Products(
         tuple(hoisted),
         tuple(wanted),
@@ -115,16 +127,15 @@ def products_of(hoisted: Sequence[Op], hot: Sequence[Op], sizes: Mapping[str, in
         tuple(layouts[op.right].groups for op in wanted),
         np.array(elements, "l").tobytes(),
         np.array(description, "l").tobytes(),
-        np.array(tables, "i").tobytes(),
+        b"".join(table.astype("i").tobytes() for table in tables),
     )
 
 
-def _table(view: View) -> list[int]:
-    """Where the numbers of an operand lie in its tensor, in the order in which they are read; nothing if in that."""
+def _table(view: View) -> np.ndarray | None:
+    """Where the numbers of an operand lie in its tensor, in the order in which they are read; None if in that."""
     if view.permutation is None:
-        return []
-    found: list[int] = np.arange(prod(view.legs)).reshape(view.legs).transpose(view.permutation).ravel().tolist()
-    return found
+        return None
+    return np.arange(prod(view.legs)).reshape(view.legs).transpose(view.permutation).ravel()
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> Any:
