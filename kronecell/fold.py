@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import COMPILED_COLUMNS, kernel, numbers, ordinary, plain
+from kronecell.narrow import COMPILED_COLUMNS, compiled_suits, numbers, ordinary, plain
 from kronecell.operation import Op
 from kronecell.space import Space
 
@@ -46,16 +46,16 @@ class Fold:
         assert weight is not None and factors is not None
         if not ordinary(x) or x.numel() < LEAST_ELEMENTS:  # first: a tracer would take a look at sizes for a condition
             return False
-        return self._fits(x, factors) and kernel(self.first.a(x), weight) == "compiled"
+        depth = self.first.a.groups[1]
+        fits = x.shape[1] == self.places * depth and compiled_suits(x, depth, self.columns)
+        followed = torch.is_grad_enabled() and factors.requires_grad
+        return fits and not followed and plain(x, weight) and numbers(factors) and factors.is_contiguous()
 
     def suits_backward(self, y: Tensor | None, v: Tensor | None, upstream: Tensor) -> bool:
         """The same for the gradients of both small operands."""
         if y is None or v is None or torch.is_grad_enabled() or not ordinary(upstream):
             return False
         return numbers(y, v, upstream) and all(part.is_contiguous() for part in (y, v, upstream))
-
-    def _fits(self, x: Tensor, factors: Tensor) -> bool:
-        return x.shape[1] == self.places * self.first.a.groups[1] and plain(x, factors)
 
     def room(self, x: Tensor) -> Tensor | None:
         """Memory for v, unless it is large beside x or x has other sizes than those that the kernels take."""

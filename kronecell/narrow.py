@@ -50,7 +50,7 @@ def kernel(x: Tensor, weight: Tensor) -> str:
     """Which one makes x W^T: compiled, oneDNN or BLAS."""
     # A step of a stream has few rows, and must not pay for questions whose answer is known.
     if ordinary(x) and x.numel() >= FEWEST_ELEMENTS and plain(x, weight) and x.shape[1] == weight.shape[1]:
-        if _compiled_suits(x, len(weight)):
+        if compiled_suits(x, x.shape[1], len(weight)):
             return "compiled"
         if _onednn_suits(x, weight):
             return "oneDNN"
@@ -120,9 +120,10 @@ def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _compiled_suits(x: Tensor, columns: int) -> bool:
+def compiled_suits(x: Tensor, depth: int, columns: int) -> bool:
+    """Whether the compiled kernels are the faster for x in rows of this depth."""
     faster = {torch.float32: compiled_faster, torch.uint8: compiled_faster_for_bytes}.get(x.dtype)
-    return compiled.library is not None and faster is not None and faster(x.numel(), x.shape[1], columns)
+    return compiled.library is not None and faster is not None and faster(x.numel(), depth, columns)
 
 
 def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
@@ -130,7 +131,7 @@ def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
     short nor too long, and not too many columns."""
     fits = columns <= GRADIENT_COLUMNS and compiled.LEAST_DEPTH <= x.shape[1] < COMPILED_DEPTH
     enough = GRADIENT_ELEMENTS if columns > COMPILED_COLUMNS // 2 else GRADIENT_ELEMENTS // 4
-    return fits and x.numel() >= enough and plain(x, small) and _compiled_suits(x, columns)
+    return fits and x.numel() >= enough and plain(x, small) and compiled_suits(x, x.shape[1], columns)
 
 
 def plain(x: Tensor, small: Tensor) -> bool:

@@ -219,3 +219,21 @@ def test_an_exported_layer_that_folds_serves_every_number_of_rows(shared: bool) 
     for count in (1, 40):
         x = operand(count, fmt.M, False)
         torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@folds
+@pytest.mark.parametrize("frozen", [(), ("A1", "A2"), ("A3", "A4")])
+def test_gradients_of_gradients_pass_through_both_operands(frozen: tuple[str, ...]) -> None:
+    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+    layer = kc.TensorLinear(fmt, gates=4, bias=False)
+    exact = kc.TensorLinear(fmt, gates=4, bias=False).double()
+    exact.load_state_dict(layer.state_dict())
+    x, results = operand(20, fmt.M, False), []
+    for module, source in ((layer, x), (exact, x.double())):
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        learning = [p for p in module.parameters() if p.requires_grad]
+        first = torch.autograd.grad(module(source).square().sum(), learning, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), learning))
+    for got, want in zip(*results, strict=True):
+        assert (got - want).norm() <= 1e-4 * want.norm()
