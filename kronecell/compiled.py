@@ -31,7 +31,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "last_gradients": (_whole, _address, _size, _size, *[_address] * 5, *[_size] * 4, _whole),
     "lstm_packed": (_size, _size, _whole),
     "lstm_pack": (None, _address, _address, _size, _whole),
-    "lstm_forward": (None, *[_address] * 7, _whole, *[_size] * 3, _whole),
+    "lstm_forward": (None, *[_address] * 9, _whole, *[_size] * 3, _whole),
     "lstm_backward": (None, *[_address] * 8, _whole, *[_size] * 3, _whole),
     "products": (_whole, _address, _size, _address, _address, _address, _size, _address),
     "lstm_weight_gradient": (_whole, *[_address] * 4, *[_size] * 3, _whole),

@@ -64,9 +64,9 @@ _scratch = _Scratch()
 
 def infer(gates: Tensor, U: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The output (time, batch, H) and the last h and c, without a gradient; U is packed."""
-    _, batch, width = gates.shape
-    out, last, _ = _forward(gates, U, h, c, h.new_empty(batch, width // 4), h.new_empty(batch, width), False)
-    return out, out[-1].clone(), last
+    last_c = c.new_empty(c.shape)
+    out, last_h = _forward(gates, U, h, c, last_c, h.new_empty(gates.shape[1:]), None)
+    return out, last_h, last_c
 
 
 def train(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,12 +80,12 @@ class _Recurrence(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         steps, batch, width = gates.shape
         cells, active = h.new_empty(steps, batch, width // 4), h.new_empty(steps, batch, width)
-        U = packed(weight, space=_scratch.space)
-        out, cells, active = _forward(gates, U, h, c, cells, active, True)
+        U, last_c = packed(weight, space=_scratch.space), c.new_empty(c.shape)
+        out, last_h = _forward(gates, U, h, c, cells, active, last_c)
         _scratch.space.keep_some()
         ctx.save_for_backward(weight, h, c, out, cells, active)
         ctx.set_materialize_grads(False)
-        return out, out[-1].clone(), cells[-1].clone(), cells, active
+        return out, last_h, last_c, cells, active
 
     @staticmethod
     def backward(
@@ -114,16 +114,19 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _forward(
-    gates: Tensor, U: Tensor, h: Tensor, c: Tensor, cells: Tensor, active: Tensor, training: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    gates: Tensor, U: Tensor, h: Tensor, c: Tensor, cells: Tensor, active: Tensor, last_c: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The output and the last h. All states c and gates are written to their places, and the last c to its own; without
+    `last_c`, only the last c is, in place of all states."""
     steps, batch, width = gates.shape
     hidden = width // 4
-    out = h.new_empty(steps, batch, hidden)
+    out, last_h = h.new_empty(steps, batch, hidden), h.new_empty(h.shape)
     read = [part.contiguous() for part in (gates, U, h, c)]
-    addresses = [part.data_ptr() for part in (*read, out, cells, active)]
-    threads = _threads(steps, batch, hidden)
-    compiled.library.lstm_forward(*addresses, training, steps, batch, hidden, threads)
-    return out, cells, active
+    addresses = [part.data_ptr() for part in (*read, out, cells, active, last_h)]
+    train, threads = last_c is not None, _threads(steps, batch, hidden)
+    addresses.append(0 if last_c is None else last_c.data_ptr())
+    compiled.library.lstm_forward(*addresses, train, steps, batch, hidden, threads)
+    return out, last_h
 
 
 def _backward(

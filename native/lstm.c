@@ -78,13 +78,15 @@ static long rows_of_a_part(long batch, long threads) {
 }
 
 /* h and c (B, H) are the first state; out (T, B, H). With `train`, `cells` (T, B, H) and `active` (T, B, 4H) get what the
- * gradient needs, without it `cells` (B, H) gets the last c and `active` (B, 4H) is used on the way. */
+ * gradient needs, without it `cells` (B, H) gets the last c and `active` (B, 4H) is used on the way. The last state is
+ * written to last_h and, if that is not NULL, last_c as well. */
 void lstm_forward(const float *gates, const float *packed, const float *h, const float *c, float *out, float *cells,
-                  float *active, int train, long steps, long batch, long hidden, int threads) {
+                  float *active, float *last_h, float *last_c, int train, long steps, long batch, long hidden,
+                  int threads) {
     const long each = rows_of_a_part(batch, threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long first = 0; first < batch; first += each)
-        CALL(lstm_forward, gates, packed, h, c, out, cells, active, train, steps, batch, hidden, first,
+        CALL(lstm_forward, gates, packed, h, c, out, cells, active, last_h, last_c, train, steps, batch, hidden, first,
              batch - first < each ? batch - first : each);
 }
 

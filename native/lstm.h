@@ -233,8 +233,8 @@ TARGET static void NAME(step_back)(const float *gates, const float *c_before, co
 
 /* All steps of some rows of the batch, from row `first` on. Without `train`, only the last c and no gates are kept. */
 TARGET static void NAME(lstm_forward)(const float *gates, const float *packed, const float *h, const float *c, float *out,
-                                      float *cells, float *active, int train, long steps, long batch, long hidden,
-                                      long first, long rows) {
+                                      float *cells, float *active, float *last_h, float *last_c, int train, long steps,
+                                      long batch, long hidden, long first, long rows) {
     const long line = batch * hidden, skip = first * hidden;
     h += skip, c += skip, cells += skip, active += 4 * skip;
     for (long t = 0; t < steps; t++) {
@@ -247,6 +247,8 @@ TARGET static void NAME(lstm_forward)(const float *gates, const float *packed, c
         h = out + t * line + skip, c = cells;
         if (train) cells += line, active += 4 * line;
     }
+    memcpy(last_h + skip, h, sizeof(float) * rows * hidden);
+    if (last_c) memcpy(last_c + skip, c, sizeof(float) * rows * hidden);
 }
 
 /* The same backwards; dh and dc hold the gradients of the last state and then those of the first. */

@@ -467,7 +467,9 @@ def test_nothing_is_read_or_written_beside_the_operands(steps: int, batch: int, 
         read = [t.data_ptr() for t in (gates, forward, h, c)]
         library.lstm_pack(weight.data_ptr(), forward.data_ptr(), hidden, False)
         library.lstm_pack(weight.data_ptr(), backward.data_ptr(), hidden, True)
-        library.lstm_forward(*read, *(t.data_ptr() for t in (out, cells, active)), True, *sizes)
+        last = [within(torch.full((batch, hidden), torch.nan)) for _ in range(2)]
+        library.lstm_forward(*read, *(t.data_ptr() for t in (out, cells, active, *last)), True, *sizes)
+        assert torch.equal(last[0], out[-1]) and torch.equal(last[1], cells[-1])
         d_out, dh, dc = within(torch.ones_like(out)), within(torch.ones_like(h)), within(torch.ones_like(c))
         d_gates = within(torch.full_like(active, torch.nan))
         arguments = (d_out, backward, active, cells, c, dh, dc, d_gates)
