@@ -26,6 +26,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "column_sums": _PRODUCT,
     "few_columns_folded": (_whole, _address, _whole, *[_address] * 5, *[_size] * 7, _whole),
     "folded_gradients": (_whole, *[_address] * 5, *[_size] * 7),
+    "spread_gradient": (_whole, *[_address] * 3, *[_size] * 4, _whole),
     "least_depth": (_whole,),
     "last_product": (None, _address, _size, _size, *[_address] * 3, *[_size] * 4, _whole),
     "last_gradients": (_whole, _address, _size, _size, *[_address] * 5, *[_size] * 4, _whole),
@@ -94,6 +95,14 @@ def folded_gradients(
     rows, depth = len(y) // sizes[0], v.shape[-1]
     places, *others = sizes
     _check(library.folded_gradients(*addresses, rows, places, depth, *others))
+
+
+def spread_gradient(x: Tensor, upstream: Tensor, total: Tensor) -> None:
+    """The gradient of a matrix (lines, places) that multiplies every x[i] (places, depth), added to `total`."""
+    (batch, places, depth), lines = x.shape, upstream.shape[1]
+    threads = max(1, min(torch.get_num_threads(), lines, x.numel() * lines // WORTH_A_THREAD))
+    addresses = (part.data_ptr() for part in (x, upstream, total))
+    _check(library.spread_gradient(*addresses, batch, places, depth, lines, threads))
 
 
 def _run(kernel: Callable[..., int], x: Tensor, small: Tensor, result: Tensor, columns: int) -> None:

@@ -25,6 +25,7 @@ COMPILED_DEPTH = 4096  # less than this
 COMPILED_ELEMENTS = {16: 2**17, 8: 2**20}  # of x, at least, by lanes; a quarter of it for half as many columns
 SHORT, SHORT_ELEMENTS = 64, 2**18  # rows shorter than this have as much to write as to read: at least so many
 GRADIENT_ELEMENTS = 2**20  # for the gradient; with fewer, BLAS is as good
+SPREAD_ELEMENTS, SPREAD_RESULTS = 2**14, 2**13  # of x, at least, and of a sum of small products, at most
 ROW_CONFLICT, CONFLICT_DEPTH = 256, 512  # rows of a multiple of this length compete for lines of the cache; at most
 FEWEST_COLUMNS = 4  # up to so many are made as sums along rows, where rows do not compete
 MOST_COLUMNS = {16: 64, 8: 64}  # by lanes; with more columns BLAS is as good or better
@@ -132,6 +133,14 @@ def both_compiled(x: Tensor, small: Tensor, columns: int) -> bool:
     fits = columns <= GRADIENT_COLUMNS and compiled.LEAST_DEPTH <= x.shape[1] < COMPILED_DEPTH
     enough = GRADIENT_ELEMENTS if columns > COMPILED_COLUMNS // 2 else GRADIENT_ELEMENTS // 4
     return fits and x.numel() >= enough and plain(x, small) and compiled_suits(x, x.shape[1], columns)
+
+
+def spread_compiled(x: Tensor, gradient: Tensor, total: Tensor | None) -> bool:
+    """Whether the compiled kernel takes x (batch, places, depth) and G (batch, lines, depth) for the sum of G x^T."""
+    if not ordinary(x) or compiled.library is None or LANES == 4 or x.numel() < SPREAD_ELEMENTS:
+        return False
+    fits = x.shape[2] >= compiled.LEAST_DEPTH and x.shape[1] * gradient.shape[1] <= SPREAD_RESULTS
+    return fits and plain(x, gradient) and numbers(x) and (total is None or (numbers(total) and total.is_contiguous()))
 
 
 def plain(x: Tensor, small: Tensor) -> bool:

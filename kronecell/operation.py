@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kronecell.narrow import narrow, narrow_gradient, ordinary
+from kronecell import compiled
+from kronecell.narrow import narrow, narrow_gradient, ordinary, spread_compiled
 from kronecell.space import Slot, Space
 
 MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
@@ -168,6 +169,10 @@ class Op:
     def _spread_gradient(b: Tensor, gradient: Tensor, total: Tensor | None, space: Space | None, slot: Slot) -> Tensor:
         """The same where out[i] = a b[i]."""
         rows, summed = gradient.shape[1], b.shape[1]
+        if spread_compiled(b, gradient, total):
+            total = gradient.new_zeros(rows, summed) if total is None else total
+            compiled.spread_gradient(b, gradient, total)
+            return total
         if len(b) * rows * summed > MANY:  # a gradient for every i would be large
             total = gradient.new_zeros(rows, summed) if total is None else total
             return total.addbmm_(gradient, b.mT)

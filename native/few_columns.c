@@ -157,5 +157,17 @@ int folded_gradients(const float *y, const float *v, const float *up, float *of_
     return CALL(folded_gradients, y, v, up, of_w, of_f, rows, places, depth, columns, shared, inner, others);
 }
 
-/* The least depth for which column_sums may be called. */
+/* That of spread.h. Threads divide the lines, which leaves the bits. */
+int spread_gradient(const float *x, const float *up, float *of_f, long batch, long places, long depth, long lines,
+                    int threads) {
+    int failed = 0;
+    const long each = (lines + threads - 1) / threads;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (long first = 0; first < lines; first += each)
+        failed |= CALL(spread_gradient, x, up, of_f, batch, places, depth, lines, first,
+                       lines - first < each ? lines - first : each);
+    return failed;
+}
+
+/* The least depth for which column_sums, and what is in folded.h and spread.h, may be called. */
 int least_depth(void) { return CALL(wide); }

@@ -326,6 +326,8 @@ TARGET static int NAME(column_sums_bytes)(const void *x, const float *g, float *
 
 TARGET static int NAME(wide)(void) { return WIDE; }
 
+#include "spread.h"
+
 #include "folded.h"
 
 #undef vec

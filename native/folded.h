@@ -148,8 +148,8 @@ INLINE float *NAME(by_place)(const float *factors, long lines, long places, long
     return turned;
 }
 
-/* v (lines, depth) = f x for one row of x (places, depth); meanwhile the next row is asked for. A function of its own, as
- * that above. */
+/* v (lines, depth) = f x for one row of x (places, depth); meanwhile the next row is asked for. A function of
+ * its own: with the rest around it, sums would not stay in registers. */
 TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, const float *turned, float *v, float *sums,
                                                               long places, long depth, long lines, long width) {
     const long blocks = (places + TALL - 1) / TALL, each = (places + blocks - 1) / blocks;
