@@ -79,7 +79,8 @@ def _run(
 
 def _whole(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool) -> Tensor:
     """All rows at once, without gradients; intermediates are in memory that is used again, the result is not."""
-    if hot.fold is not None or x.numel() < LARGE or not ordinary(x) or not _keeps(x, *small):
+    # A tracer first of all: it would take a look at sizes for a condition.
+    if not ordinary(x) or hot.fold is not None or x.numel() < LARGE or not _keeps(x, *small):
         return _forward(hot, x, small, bias, straight)[0]
     space = _scratch.space.next_chunk()
     left = _there(_lefts(hot, len(hot.ops) - 1, x, small, space)[-1])

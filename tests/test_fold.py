@@ -197,6 +197,7 @@ def test_a_recurrent_layer_folds_unless_only_one_of_the_two_operands_learns(
         assert (got - want).norm() <= 1e-5 * want.norm()
 
 
+@folds
 def test_steps_are_a_fold_if_x_lies_as_it_should_and_the_second_sums_over_all_places() -> None:
     plan = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2).plan("separable", 96, gates=4)
     wide = replace(plan, wide=True).program.hot
@@ -211,8 +212,10 @@ def test_steps_are_a_fold_if_x_lies_as_it_should_and_the_second_sums_over_all_pl
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_exported_layer_that_folds_serves_every_number_of_rows(shared: bool) -> None:
-    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
+@pytest.mark.parametrize("kind", [kc.KCP, kc.TR])  # the second does not fold
+def test_an_exported_large_layer_serves_every_number_of_rows(kind: type[kc.Format], shared: bool) -> None:
+    m, n = (8, 20, 20, 18), (4, 4, 4, 4)
+    fmt = kc.KCP(m, n, 4, 4, 2) if kind is kc.KCP else kc.TR(m, n, 3)
     layer = kc.TensorLinear(fmt, gates=4, shared=shared).eval()
     rows = {"x": {0: torch.export.Dim("rows", min=1, max=4096)}}
     exported = torch.export.export(layer, (operand(3, fmt.M, False),), dynamic_shapes=rows).module()
