@@ -40,7 +40,7 @@ def inputs_of(found: Products, factors: Mapping[str, Tensor], plan: Plan) -> lis
 
 @built
 @pytest.mark.parametrize("kind", ["tt", "tr", "ht", "kcp-pair", "kcp-all"])  # of others, steps are seldom hoisted
-@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_the_kernel_makes_the_products_and_their_gradients(kind: str, data: st.DataObject) -> None:
     fmt = data.draw(formats(kind))
