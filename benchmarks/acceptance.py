@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.projection import EVAL, FORWARD
+from benchmarks.projection import EVAL, FORWARD, LEARNING
 from benchmarks.results import Options, main, table, write
 from benchmarks.shapes import CP_APART, MAIN
 
@@ -80,8 +80,9 @@ def projection_points(results: dict[str, Any] | None) -> list[Point]:
     trained = auto(both, MAIN, False)
     peers = {name: case for name, case in forward[96].items() if name.startswith(("tednet", "tensorly-torch"))}
     trains = [case for name, case in peers.items() if " TT" in name or "BlockTT" in name]
-    kept = over(trained, EVAL)
-    evaluated = f"over the forward in eval mode, which keeps products of weights: {kept:.2f}" if kept else ""
+    ways = (("in eval mode, which keeps products of weights", EVAL), ("with what the backward needs", LEARNING))
+    ratios = [(what, over(trained, name)) for what, name in ways]
+    others = "; ".join(f"over the forward {what}: {value:.2f}" for what, value in ratios if value)
     byte, way = forward[384].get(f"{MAIN} unshared uint8"), "untuned"
     if f"{MAIN} unshared auto" in forward[384]:
         way = "auto"
@@ -98,7 +99,7 @@ def projection_points(results: dict[str, Any] | None) -> list[Point]:
         Point("faster than the fastest peer layer", times(peers.get(nearest), main_case[96]), 2, False, nearest),
         Point("faster than the fastest peer TT", times(fastest(trains), main_case[96]), 5, False),
         Point("forward and backward, 96 rows, faster than dense", inverse(over(trained, "dense")), 20, False),
-        Point("forward and backward over forward, 96 rows", over(trained, FORWARD), 2.3, True, evaluated),
+        Point("forward and backward over forward, 96 rows", over(trained, FORWARD), 2.3, True, others),
         Point("uint8 over float32 input, 384 rows", over(byte, f"{MAIN} unshared {way}"), 1.0, True),
     ]
     return [Point(f"{MAIN}: {p.what}", p.measured, p.target, p.at_most, p.note) for p in points] + same_format(

@@ -28,9 +28,12 @@ from kronecell.formats import KCP, Format
 from kronecell.tune import forget, load_choices
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
-FORWARD = f"{MAIN} unshared, its forward"  # beside forward and backward: in training as there, and in eval mode
+# Beside forward and backward. The forward makes the products of weights as there, but nothing that only gradients need,
+# of which KCP makes much before the backward; then with that, and in eval mode, which keeps the products of weights.
+FORWARD = f"{MAIN} unshared, its forward"
+LEARNING = f"{MAIN} unshared, its forward with what the backward needs"
 EVAL = f"{MAIN} unshared, forward in eval mode"
-OWN = (FORWARD, EVAL, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
+OWN = (FORWARD, LEARNING, EVAL, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
 ROWS = (1, 6, 96, 384)
 PEER_ROWS = 96
 SLOW_PEER = 1.0  # seconds
@@ -107,7 +110,8 @@ def ours(known: dict[str, Format], x: Tensor, group: Group, choices: Options | N
                     cases[f"{name} {order}"] = _call(given, x, grad=False)
     if group.grad and MAIN in known:
         learning, fixed = (kc.TensorLinear(known[MAIN], gates=GATES).train(mode) for mode in (True, False))
-        cases |= {FORWARD: lambda: learning(x), EVAL: _call(fixed, x, grad=False)}
+        cases |= {FORWARD: _call(learning, x, grad=False), LEARNING: lambda: learning(x)}
+        cases[EVAL] = _call(fixed, x, grad=False)
     return cases
 
 
