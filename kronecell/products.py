@@ -32,9 +32,8 @@ class Products:
     inputs: tuple[str, ...]
     sources: tuple[frozenset[str], ...]  # the inputs that a result is made of
     shapes: tuple[tuple[int, ...], ...]  # of the results
-    sizes: (
-        bytes  # of all tensors, inputs and then what the steps make; this and the next as native/products.c reads them
-    )
+    # As native/products.c reads them. The sizes are of all tensors, of inputs and then of what the steps make.
+    sizes: bytes
     description: bytes
     tables: bytes
 
