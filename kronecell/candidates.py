@@ -255,9 +255,8 @@ def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
             total["matrix"] += RUNS * op.matrices if op.matrices > 1 else 0
             total["call"] += RUNS
     for op in plan.program.hot:
-        laid_out = op.a if op.swapped else op.b
-        if laid_out.permutation is not None:
-            total["copied"] += 2 * 2 * prod(laid_out.legs)  # there and back
+        if op.right_view.permutation is not None:
+            total["copied"] += 2 * 2 * prod(op.right_view.legs)  # there and back
 
 
 def _padding(op: Op) -> float:

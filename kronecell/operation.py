@@ -60,18 +60,28 @@ class Op:
     parts: int = 1
     turned: bool = False  # the big operand lies with its two matrix dimensions the other way round
 
+    @property
+    def left_view(self) -> View:
+        """How the left operand becomes a matrix."""
+        return self.b if self.swapped else self.a
+
+    @property
+    def right_view(self) -> View:
+        """How the right one does."""
+        return self.a if self.swapped else self.b
+
     def run(self, tensors: dict[str, Tensor]) -> None:
         """Compute `out` from `left` and `right`."""
         tensors[self.out] = self.product(tensors[self.left], self.lay_out(tensors[self.right]))
 
     def lay_out(self, right: Tensor) -> Tensor:
         """The right, small operand as the product wants it."""
-        small = (self.a if self.swapped else self.b)(right)
+        small = self.right_view(right)
         return small.contiguous() if self.narrow else small
 
     def bring(self, left: Tensor, space: Space | None = None) -> Tensor:
         """The left, big operand as the product wants it."""
-        view = self.b if self.swapped else self.a
+        view = self.left_view
         if space is None or not self.copied or view.permutation is None:
             return view(left)
         if self.out not in space.brought:
@@ -119,7 +129,7 @@ class Op:
     @property
     def moves_gradient(self) -> bool:
         """Whether the gradient of the big operand is copied to where that lies."""
-        return (self.b if self.swapped else self.a).permutation is not None and not self.turned
+        return self.left_view.permutation is not None and not self.turned
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -203,7 +203,7 @@ class Plan:
         if name in prepared:
             return prepared[name]
         op = next(op for op in self.program.hot if op.right == name)
-        return (op.a if op.swapped else op.b).undo(prepared[op.out])
+        return op.right_view.undo(prepared[op.out])
 
     def _apply_converted(self, rows: Tensor, small: list[Tensor], bias: Tensor | None, chunk: int | None) -> Tensor:
         """Bytes become numbers a few rows at a time, which go through all steps; gradients would have to keep them."""

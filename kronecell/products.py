@@ -30,6 +30,7 @@ class Products:
     ops: tuple[Op, ...]
     hot: tuple[Op, ...]  # those whose small operand is a result here
     inputs: tuple[str, ...]
+    made: tuple[int | None, ...]  # which of the results a step makes, if any
     sources: tuple[frozenset[str], ...]  # the inputs that a result is made of
     shapes: tuple[tuple[int, ...], ...]  # of the results
     # As native/products.c reads them. The sizes are of all tensors, of inputs and then of what the steps make.
@@ -63,13 +64,11 @@ class Products:
         self, given: Sequence[Tensor], results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
     ) -> None:
         """The results from the inputs, or if there are `gradients`, of inputs and results, the former of these."""
-        named = {op.right: i for i, op in enumerate(self.hot)}
-        made = [named.get(op.out) for op in self.ops]
-        places = [*given, *(None if i is None else results[i] for i in made)]
+        places = [*given, *(None if i is None else results[i] for i in self.made)]
         of = None
         if gradients:
             count = len(given)
-            of = _addresses([*gradients[:count], *(None if i is None else gradients[count + i] for i in made)])
+            of = _addresses([*gradients[:count], *(None if i is None else gradients[count + i] for i in self.made)])
         if compiled.library.products(
             self.description, len(self.ops), self.tables, _addresses(places), self.sizes, len(places), of
         ):
@@ -93,13 +92,14 @@ def products_of(hoisted: Sequence[Op], hot: Sequence[Op]) -> Products | None:
     wanted = [op for op in hot if op.right in made]
     inputs, elements = [], []
     for op in hoisted:
-        for name, view in ((op.left, op.b if op.swapped else op.a), (op.right, op.a if op.swapped else op.b)):
+        for name, view in ((op.left, op.left_view), (op.right, op.right_view)):
             if name not in made:
                 inputs.append(name)
                 elements.append(prod(view.groups))
     elements += [prod(op.shape) for op in hoisted]
     index = {name: i for i, name in enumerate([*inputs, *made])}
-    layouts = {op.right: op.a if op.swapped else op.b for op in wanted}
+    result = {op.right: i for i, op in enumerate(wanted)}
+    layouts = {op.right: op.right_view for op in wanted}
     sources = {name: frozenset([name]) for name in inputs}
     tables: list[np.ndarray] = []
     length = 0
@@ -122,6 +122,7 @@ def products_of(hoisted: Sequence[Op], hot: Sequence[Op]) -> Products | None:
         tuple(hoisted),
         tuple(wanted),
         tuple(inputs),
+        tuple(result.get(name) for name in made),
         tuple(sources[op.right] for op in wanted),
         tuple(layouts[op.right].groups for op in wanted),
         np.array(elements, "l").tobytes(),

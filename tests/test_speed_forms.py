@@ -77,20 +77,26 @@ def test_chunks_of_rows_are_the_same_product_for_any_number_of_rows() -> None:
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
+GATINGS = st.sampled_from([(1, False), (3, False), (3, True)])
+
+
+def of_bytes(fmt: kc.Format, gates: int, shared: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    """Bytes, factors, and the product of the dense matrix with the bytes as numbers from 0 to 1."""
+    generator = torch.Generator().manual_seed(0)
+    factors = {n: t.requires_grad_() for n, t in fmt.init(generator, dtype=F64, gates=gates, shared=shared).items()}
+    x = torch.randint(0, 256, (5, fmt.M), dtype=torch.uint8, generator=generator)
+    return x, factors, dense_product(fmt, x.double() / 255, factors, gates, shared)
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_numbers_divided_by_255_in_every_candidate(kind: str) -> None:
     @settings(max_examples=4)
-    @given(formats(kind), st.sampled_from([(1, False), (3, False), (3, True)]))
+    @given(formats(kind), GATINGS)
     def law(fmt: kc.Format, gating: tuple[int, bool]) -> None:
-        gates, shared = gating
-        generator = torch.Generator().manual_seed(0)
-        factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
-        leaves = [tensor.requires_grad_() for tensor in factors.values()]
-        x = torch.randint(0, 256, (5, fmt.M), dtype=torch.uint8, generator=generator)
-        expected = dense_product(fmt, x.double() / 255, factors, gates, shared)
+        x, factors, expected = of_bytes(fmt, *gating)
+        leaves = [*factors.values()]
         wanted = torch.autograd.grad(expected.square().sum(), leaves)
-        for name, runner in candidates(fmt, 5, gates, shared).items():
+        for name, runner in candidates(fmt, 5, *gating).items():
             y = runner.execute(x, factors)
             torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
             for got, want in zip(torch.autograd.grad(y.square().sum(), leaves), wanted, strict=True):
@@ -108,19 +114,15 @@ def test_bytes_without_gradients_go_through_all_steps_some_rows_at_a_time(
     monkeypatch.setattr("kronecell.plan.SHARE", 0)
 
     @settings(max_examples=4)
-    @given(formats(kind), st.sampled_from([(1, False), (3, False), (3, True)]))
+    @given(formats(kind), GATINGS)
+    @torch.no_grad()
     def law(fmt: kc.Format, gating: tuple[int, bool]) -> None:
-        gates, shared = gating
-        generator = torch.Generator().manual_seed(0)
-        factors = fmt.init(generator, dtype=F64, gates=gates, shared=shared)
-        x = torch.randint(0, 256, (5, fmt.M), dtype=torch.uint8, generator=generator)
-        bias = torch.randn(gates * fmt.N, generator=generator, dtype=F64)
-        expected = dense_product(fmt, x.double() / 255, factors, gates, shared) + bias
-        for name, runner in candidates(fmt, 5, gates, shared).items():
+        x, factors, product = of_bytes(fmt, *gating)
+        bias = torch.randn(product.shape[1], generator=torch.Generator().manual_seed(1), dtype=F64)
+        for name, runner in candidates(fmt, 5, *gating).items():
             y = runner.apply(x, runner.prepare(factors), bias)
-            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
-            none = runner.apply(x[:0], runner.prepare(factors), bias)
-            assert none.shape == (0, gates * fmt.N)
+            torch.testing.assert_close(y, product + bias, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+            assert runner.apply(x[:0], runner.prepare(factors), bias).shape == (0, len(bias))
 
     law()
 
