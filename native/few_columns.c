@@ -152,6 +152,7 @@ int few_columns_folded(const void *x, int bytes, const float *w, const float *fa
     return failed;
 }
 
+/* By one thread: it takes a tenth of the time of what comes before. */
 int folded_gradients(const float *y, const float *v, const float *up, float *of_w, float *of_f, long rows, long places,
                      long depth, long columns, long shared, long inner, long others) {
     return CALL(folded_gradients, y, v, up, of_w, of_f, rows, places, depth, columns, shared, inner, others);

@@ -282,7 +282,19 @@ INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns
         for (int v = 0; v < WIDE / LANES; v++) *(vec *)(to + n * to_stride + v * LANES) = sums[n][v];
 }
 
-/* The depth must be at least WIDE: what is left of it is done by a tile that reaches back. */
+/* Where the tile begins that holds number k of a row; the last one reaches back. */
+INLINE long NAME(tile_at)(long k, long depth) {
+    const long at = k / WIDE * WIDE;
+    return at + WIDE > depth ? depth - WIDE : at;
+}
+
+/* A line of what tiles hold, (depth in tiles, `across` of them, TILE, WIDE), is added to `out`. */
+INLINE void NAME(add_line)(const float *tiles, long across, long line, float *out, long depth) {
+    for (long k = 0; k < depth; k++)
+        out[k] += tiles[((k / WIDE * across + line / TILE) * TILE + line % TILE) * WIDE + k - NAME(tile_at)(k, depth)];
+}
+
+/* The depth must be at least WIDE. */
 INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, float *out, long rows, long depth,
                              long columns) {
     const long across = (columns + TILE - 1) / TILE, tiles = across * ((depth + WIDE - 1) / WIDE), size = TILE * WIDE;
@@ -302,16 +314,12 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
         for (long i = 0; i < tall; i++)
             for (long n = whole; n < columns; n++) last[i * TILE + n - whole] = g[i * columns + n];
         for (long k = 0; k < depth; k += WIDE) {
-            const float *from = here + (k + WIDE > depth ? depth - WIDE : k);
+            const float *from = here + NAME(tile_at)(k, depth);
             for (long n = 0; n < columns; n += TILE, to += size, next += ask * (TALL / GROUP) * LINE)
                 NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall, next, ask);
         }
     }
-    for (long c = 0; c < columns; c++)
-        for (long k = 0; k < depth; k++) {
-            const long reach = k / WIDE * WIDE + WIDE > depth ? depth - WIDE : k / WIDE * WIDE;
-            out[c * depth + k] += sums[(k / WIDE * across + c / TILE) * size + c % TILE * WIDE + k - reach];
-        }
+    for (long c = 0; c < columns; c++) NAME(add_line)(sums, across, c, out + c * depth, depth);
     free(sums);
     return 0;
 }

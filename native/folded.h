@@ -156,7 +156,7 @@ TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, co
     const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE), ask = (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
     const float *next = x + places * depth;
     for (long k = 0; k < depth; k += WIDE) {
-        const long at = k + WIDE > depth ? depth - WIDE : k; /* the last reaches back, to the same numbers as before */
+        const long at = NAME(tile_at)(k, depth); /* the last makes some numbers again, with the same bits */
         for (long start = 0; start < places; start += each) {
             const long tall = places - start < each ? places - start : each;
             for (long n = 0; n < width; n += TILE, next += ask * ((tall + GROUP - 1) / GROUP) * LINE) {
@@ -178,10 +178,10 @@ TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float
     const long all = rows * places, most = SETS * f.together, next = columns / shared;
     const long lines = shared * others, width = (lines + TILE - 1) / TILE * TILE, step = v ? places : PART;
     float *prepared = bytes ? NAME(prepare)(w, 1, depth, columns) : NAME(prepare)(w, 0, depth, columns);
-    float *spread = calloc((places + SETS) * size + held + width * WIDE + (y ? 0 : (step + most * places) * columns),
-                           sizeof(float));
+    const long tiled = v ? width * WIDE : 0;
+    float *spread = calloc((places + SETS) * size + held + tiled + (y ? 0 : (step + most * places) * columns), sizeof(float));
     float *turned = v ? NAME(by_place)(factors, lines, places, width) : NULL;
-    float *sums = spread + places * size, *wider = sums + SETS * size, *tiles = wider + held, *made = tiles + width * WIDE;
+    float *sums = spread + places * size, *wider = sums + SETS * size, *tiles = wider + held, *made = tiles + tiled;
     const int failed = !prepared || !spread || (v && !turned);
     long ready = 0; /* lines of y that are made and not folded up yet */
     if (spread) NAME(spread)(&f, factors, spread);
@@ -239,17 +239,14 @@ TARGET static int NAME(folded_gradients)(const float *y, const float *v, const f
         NAME(move)(up, next, whole, width, lines, next);
         for (long g = 0; g < shared; g++)
             for (long k = 0; k < depth; k += WIDE) {
-                const float *from = v + g * others * depth + (k + WIDE > depth ? depth - WIDE : k);
+                const float *from = v + g * others * depth + NAME(tile_at)(k, depth);
                 for (long j = 0; j < width; j += TILE, to += tile)
                     NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others, NULL, 0);
             }
     }
     for (long c = 0; c < columns; c++) {
         const long g = NAME(shared_of)(&f, c), j = c / (inner * shared) * inner + c % inner;
-        for (long k = 0; k < depth; k++) {
-            const long at = k / WIDE * WIDE + WIDE > depth ? depth - WIDE : k / WIDE * WIDE;
-            of_w[c * depth + k] += sums[((g * deep + k / WIDE) * across + j / TILE) * tile + j % TILE * WIDE + k - at];
-        }
+        NAME(add_line)(sums + g * deep * across * tile, across, j, of_w + c * depth, depth);
     }
     NAME(gather)(&f, total, of_f);
     free(total);

@@ -13,9 +13,10 @@ from torch import Tensor
 
 import kronecell as kc
 from kronecell import compiled, products
+from kronecell.candidates import candidates
 from kronecell.plan import Plan
 from kronecell.products import Products
-from tests.cases import formats
+from tests.cases import dense_product, formats
 from tests.test_compiled import EPS, built, counted
 
 PAIR = kc.KCP((6, 5, 4, 3), (2, 3, 2, 2), 3, 2, 2)
@@ -64,10 +65,34 @@ def test_the_kernel_makes_the_products_and_their_gradients(kind: str, data: st.D
             (bound, most, [t.double().abs() for t in upstream]),
         )
     ]
-    depth = max(plan.network.sizes.values()) * 2 * len(found.ops) + max(t.numel() for t in got)
+    depth = sum(op.a.groups[-2] + op.a.groups[-1] + op.b.groups[-1] + 2 for op in found.ops)  # of the longest sums
     for one, two, limit in (*zip(got, want, bound, strict=True), *zip(*results, strict=True)):
         assert one.shape == two.shape
         assert bool(((one - two).abs() <= depth * EPS * limit).all())
+
+
+@built
+@pytest.mark.parametrize("gating", [(1, False), (4, False), (4, True)])
+@pytest.mark.parametrize("kind", ["tt", "tr", "ht", "kcp-pair", "kcp-all"])
+def test_a_product_with_them_is_that_of_the_dense_matrix(kind: str, gating: tuple[int, bool]) -> None:
+    fmt = {
+        "tt": kc.TT((4, 3, 5), (2, 3, 2), 3),
+        "tr": kc.TR((4, 3, 5), (2, 3, 2), 2),
+        "ht": kc.HT((4, 3, 5, 2), (2, 3, 2, 2), 2),
+        "kcp-pair": PAIR,
+        "kcp-all": kc.KCP((6, 5, 4, 3), (2, 3, 2, 2), 3, 2, 2, tie="all"),
+    }[kind]
+    x = torch.randn(7, fmt.M, generator=torch.Generator().manual_seed(1))
+    plans = [plan for plan in candidates(fmt, 7, *gating).values() if isinstance(plan, Plan)]
+    assert any(plan._products is not None for plan in plans)
+    for plan in plans:
+        factors = {name: t.requires_grad_() for name, t in drawn(plan).items()}
+        doubles = {name: t.detach().double().requires_grad_() for name, t in factors.items()}
+        y, want = plan.execute(x, factors), dense_product(fmt, x.double(), doubles, *gating)
+        ours = torch.autograd.grad(y.square().sum(), [*factors.values()])
+        theirs = torch.autograd.grad(want.square().sum(), [*doubles.values()])
+        for one, two in ((y, want), *zip(ours, theirs, strict=True)):
+            assert (one - two).norm() <= 5e-6 * two.norm()
 
 
 @built
@@ -180,9 +205,8 @@ def test_bytes_whose_steps_want_another_layout_find_their_operands(learns: bool)
             torch.testing.assert_close(op.lay_out(operand), plan.prepare(factors)[op.out])
 
 
+@built
 def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiled.library is None:
-        pytest.skip("the compiled kernels are not built")
     plan = PAIR.plan("separable", 7, gates=4)
     factors = drawn(plan)
     plan.prepare(factors)
