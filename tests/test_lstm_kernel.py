@@ -1,77 +1,31 @@
-"""The compiled recurrence of an LSTM: what it computes, for autograd, and in which memory."""
+"""The compiled recurrence of an LSTM: what it computes, and in which memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kronecell import compiled, lstm_kernel
-from kronecell.recurrence import lstm_step, run_loop
+from tests.lstm_cases import (
+    EPS,
+    assert_agrees,
+    assert_rounded,
+    built,
+    combination,
+    doubled,
+    equations,
+    infer,
+    operands,
+    rms,
+)
 from tests.test_compiled import counted
-
-EPS = torch.finfo(torch.float32).eps
-
-built = pytest.mark.skipif(compiled.library is None, reason="the compiled kernels are not built: no C compiler")
-used = pytest.mark.skipif(not lstm_kernel.available(), reason="the compiled recurrence is not used here")
-
-
-def operands(steps: int, batch: int, hidden: int, seed: int = 0) -> list[Tensor]:
-    """Gates, U, h and c; all want a gradient."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((steps, batch, 4 * hidden), (4 * hidden, hidden), (batch, hidden), (batch, hidden))
-    gates, weight, h, c = (torch.randn(shape, generator=generator) for shape in shapes)
-    return [t.requires_grad_() for t in (gates, weight / hidden**0.5, h, c)]
-
-
-def equations(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    step = partial(lstm_step, hidden=partial(F.linear, weight=weight), project=None)
-    out, last = run_loop(step, gates, None, (h, c))
-    return out, *last
-
-
-def infer(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    return lstm_kernel.infer(gates, lstm_kernel.packed(weight), h, c)
-
-
-def doubled(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
-
-
-def assert_rounded(got: Sequence[Tensor], want: Sequence[Tensor], ulps: float = 10) -> None:
-    """Equal up to some roundings of numbers as large as the largest of these tensors has on average."""
-    largest = max(rms(b) for b in want)
-    for a, b in zip(got, want, strict=True):
-        assert a.shape == b.shape and a.dtype == torch.float32
-        assert rms(a - b) <= ulps * EPS * largest
-
-
-def rms(tensor: Tensor) -> float:
-    return tensor.detach().double().square().mean().sqrt().item()
-
-
-def combination(results: Sequence[Tensor], seed: int = 3) -> Tensor:
-    """A number that depends on all results."""
-    generator = torch.Generator().manual_seed(seed)
-    terms = [(r * torch.randn(r.shape, generator=generator).to(r.dtype)).sum() for r in results]
-    return torch.stack(terms).sum()
-
-
-def assert_agrees(tensors: list[Tensor]) -> None:
-    """The kernel has the values and gradients of the equations."""
-    exact = doubled(tensors)
-    got, want = lstm_kernel.train(*tensors), equations(*exact)
-    assert_rounded(got, want)
-    assert_rounded(torch.autograd.grad(combination(got), tensors), torch.autograd.grad(combination(want), exact))
-
 
 SIZES = [(1, 1, 1), (6, 1, 48), (2, 3, 256), (3, 16, 300), (2, 100, 17), (1, 7, 520)]
 
@@ -270,133 +224,6 @@ def test_no_memory_for_the_gradient_of_U_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compiled, "library", SimpleNamespace(lstm_weight_gradient=lambda *arguments: 1))
     with pytest.raises(MemoryError, match="gradient of U"):
         lstm_kernel._weight_gradient(*factors(2, 3, 4))
-
-
-# Autograd ------------------------------------------------------------------------------------------------------------
-
-LOSSES: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
-    "output, a sum": lambda r: r[0].sum(),
-    "output, turned": lambda r: (r[0].permute(2, 0, 1) * torch.arange(9.0).view(9, 1, 1)).sum(),
-    "last h": lambda r: r[1].sum(),
-    "last c": lambda r: r[2].square().sum(),
-    "one step": lambda r: r[0][1].square().sum(),
-    "both states": lambda r: (r[1] * r[2]).sum(),
-}
-
-
-@built
-@pytest.mark.parametrize("loss", LOSSES)
-def test_any_of_the_results_may_have_a_gradient_that_lies_anyhow(loss: str) -> None:
-    tensors = operands(4, 5, 9)
-    exact = doubled(tensors)
-    got = torch.autograd.grad(LOSSES[loss](lstm_kernel.train(*tensors)), tensors)
-    assert_rounded(got, torch.autograd.grad(LOSSES[loss](equations(*exact)), exact))
-
-
-@built
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 1), (1, 3)])
-def test_only_what_wants_a_gradient_gets_one(wanted: tuple[int, ...]) -> None:
-    tensors = operands(4, 5, 9)
-    exact = doubled(tensors)
-    whole = torch.autograd.grad(combination(equations(*exact)), exact)
-    for i, tensor in enumerate(tensors):
-        tensor.requires_grad_(i in wanted)
-    combination(lstm_kernel.train(*tensors)).backward()
-    assert [tensor.grad is not None for tensor in tensors] == [i in wanted for i in range(4)]
-    got = [tensors[i].grad for i in wanted]
-    assert_rounded([g for g in got if g is not None], [whole[i] for i in wanted])
-
-
-@built
-def test_operands_that_do_not_lie_in_one_piece() -> None:
-    tensors = operands(4, 5, 9)
-    apart = [t.detach().mT.contiguous().mT.requires_grad_() for t in tensors]
-    assert not any(t.is_contiguous() for t in apart)
-    got, want = lstm_kernel.train(*apart), lstm_kernel.train(*tensors)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    both = (torch.autograd.grad(combination(r), t) for r, t in ((got, apart), (want, tensors)))
-    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
-    with torch.no_grad():
-        assert torch.equal(infer(*apart)[0], want[0])
-
-
-@built
-@pytest.mark.parametrize("loss", LOSSES)
-def test_second_and_third_derivatives(loss: str) -> None:
-    def derivatives(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        total = LOSSES[loss](results)
-        found: list[Tensor] = []
-        for _ in range(3):
-            gradients = torch.autograd.grad(total, tensors, create_graph=True)
-            found += gradients
-            total = combination(gradients)
-        return found
-
-    tensors = operands(3, 2, 9)
-    exact = doubled(tensors)
-    got, want = derivatives(lstm_kernel.train(*tensors), tensors), derivatives(equations(*exact), exact)
-    assert_rounded(got, want, 40)
-
-
-@built
-def test_gradients_in_batches_are_those_one_by_one() -> None:
-    tensors = operands(4, 5, 9)
-    results = lstm_kernel.train(*tensors)
-    upstream = [torch.randn(3, *r.shape, generator=torch.Generator().manual_seed(1)) for r in results]
-    both = torch.autograd.grad(results, tensors, upstream, is_grads_batched=True, retain_graph=True)
-    for i in range(3):
-        single = torch.autograd.grad(results, tensors, [u[i] for u in upstream], retain_graph=True)
-        assert_rounded([b[i] for b in both], single)
-
-
-@built
-@pytest.mark.parametrize("which", [0, 1])  # the output is read by the gradient of U, U by that of everything
-def test_a_change_of_what_the_gradient_reads_is_caught(which: int) -> None:
-    tensors = operands(4, 5, 9)
-    out, h, c = lstm_kernel.train(*tensors)
-    loss = (out + 1).sum() + h.sum() + c.sum()
-    with torch.no_grad():
-        (out, tensors[1])[which].mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@built
-def test_the_last_state_may_be_changed() -> None:
-    tensors = operands(4, 5, 9)
-    want = torch.autograd.grad(combination(lstm_kernel.train(*tensors)), tensors)
-    results = lstm_kernel.train(*tensors)
-    loss = combination(results)
-    with torch.no_grad():
-        results[1].zero_()
-        results[2].zero_()
-    got = torch.autograd.grad(loss, tensors)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@built
-def test_saved_tensors_may_come_back_in_another_layout_or_dtype() -> None:
-    tensors = operands(5, 7, 20)
-    want = torch.autograd.grad(lstm_kernel.train(*tensors)[0].square().sum(), tensors)
-    turned = (lambda t: t.transpose(0, -1).contiguous(), lambda t: t.transpose(0, -1))
-    with torch.autograd.graph.saved_tensors_hooks(*turned):
-        loss = lstm_kernel.train(*tensors)[0].square().sum()
-    for got, expected in zip(torch.autograd.grad(loss, tensors), want, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t):
-        loss = lstm_kernel.train(*tensors)[0].sum()
-    with pytest.raises(RuntimeError, match="dtype"):
-        torch.autograd.grad(loss, tensors)
-
-
-@built
-def test_no_steps_are_saved_that_nobody_asked_for() -> None:
-    tensors = operands(4, 5, 9)
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
-        lstm_kernel.train(*tensors)
-    kept = sum(t.numel() for t in saved if all(t is not given for given in tensors))
-    assert kept == (1 + 1 + 4) * 4 * 5 * 9  # output, cells, gates
 
 
 # Bits, memory, threads -----------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
 from kronecell import compiled, lstm_kernel
+from tests.lstm_cases import assert_rounded, combination, used
 from tests.test_compiled import counted
-from tests.test_lstm_kernel import assert_rounded, combination, used
 
 LAYER = "kcp:m=4x3x3,n=4x4x3,K=2,CA=2,CB=2"  # 36 -> 48
 

@@ -42,6 +42,7 @@ def extract(archive: str | os.PathLike[str], target: str | os.PathLike[str]) -> 
             if folder.exists():
                 folder.rmdir()
             inner.rename(folder)
+    # zipfile says RuntimeError of a password, and NotImplementedError of a way to compress that it does not know.
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise DataError(
             f"{printable(source)}: cannot be unpacked: {getattr(error, 'strerror', None) or error}"
