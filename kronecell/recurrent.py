@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from kronecell import lstm_kernel
+from kronecell import dense_rnn, lstm_kernel
 from kronecell.bytes import SCALE
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
@@ -371,22 +371,9 @@ class Recurrent(nn.Module):
 
     # Dense -------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def to_dense(self) -> Any:
         """torch.nn's module with the same function."""
-        options = {"proj_size": self.proj_size} if self.proj_size else {}
-        like = next(self.parameters())
-        dense = self.DENSE(
-            self.input_size, self.hidden_size, self.num_layers, bias=self.bias, batch_first=self.batch_first,
-            dropout=self.dropout, bidirectional=self.bidirectional, device="meta", dtype=like.dtype, **options,
-        ).to_empty(device=like.device)  # fmt: skip
-        for name, target in dense.named_parameters():
-            weight = getattr(self, name)
-            if isinstance(weight, TensorLinear):
-                weight = weight.dense_weight()[:, : target.shape[1]]  # padded inputs are zero: their columns go
-            target.copy_(weight)
-        dense.flatten_parameters()
-        return dense.train(self.training)
+        return dense_rnn.as_dense(self)
 
     @classmethod
     def from_dense(
@@ -410,24 +397,13 @@ class Recurrent(nn.Module):
             raise ShapeError(
                 f"{cls.__name__}.from_dense takes a torch.nn.{cls.DENSE.__name__}, got {type(trained).__name__}"
             )
-        arguments: dict[str, Any] = {
-            name: getattr(trained, name)
-            for name in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        }
-        if trained.proj_size:
-            arguments["proj_size"] = trained.proj_size
         like = next(trained.parameters())
         module = cls(
-            **arguments, device=like.device, dtype=like.dtype, input_format=input_format, hidden_format=hidden_format,
-            shared=shared, hidden_shared=hidden_shared, order=order, pad_input=pad_input, recurrence=recurrence,
+            **dense_rnn.arguments_of(trained), device=like.device, dtype=like.dtype, input_format=input_format,
+            hidden_format=hidden_format, shared=shared, hidden_shared=hidden_shared, order=order, pad_input=pad_input,
+            recurrence=recurrence,
         )  # fmt: skip
-        for name, source in trained.named_parameters():
-            target = getattr(module, name)
-            if isinstance(target, TensorLinear):
-                target.fit(F.pad(source.detach(), (0, target.in_features - source.shape[1])), **fit_options)
-            else:
-                with torch.no_grad():
-                    target.copy_(source)
+        dense_rnn.fit_to(module, trained, fit_options)
         return module.train(trained.training)
 
     # Text --------------------------------------------------------------------------------------------------------
@@ -453,7 +429,7 @@ class Recurrent(nn.Module):
                 how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
             lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")
         stored = sum(p.numel() for p in self.parameters())
-        dense = dense_parameters(self)
+        dense = dense_rnn.parameters_of(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
         return "\n".join(lines)
 
@@ -461,16 +437,6 @@ class Recurrent(nn.Module):
 def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x for a dense product: bytes become numbers from 0 to 1, as the compressed products have it."""
     return x.to(dtype) * SCALE if x.dtype == torch.uint8 else x
-
-
-def dense_parameters(module: Recurrent) -> int:
-    """Parameters of torch.nn's module of the same sizes."""
-    total, rows = 0, module.GATES * module.hidden_size
-    for layer in range(module.num_layers):
-        width = module.input_size if layer == 0 else module.directions * module.output_size
-        one = rows * (width + module.output_size + 2 * module.bias) + module.proj_size * module.hidden_size
-        total += module.directions * one
-    return total
 
 
 def _only(parts: tuple[Tensor, ...]) -> Tensor:

@@ -30,7 +30,7 @@ LAYERS = [
     {"kept", "tune", "drawing"},
     {"layer_formats"},
     {"linear"},
-    {"recurrence"},
+    {"recurrence", "dense_rnn"},
     {"sequences"},
     {"recurrent"},
     {"rnn"},
