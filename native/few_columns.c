@@ -15,10 +15,11 @@
 
 #define DEEP 512   /* length of the sums that are made at once: so much of w stays in cache */
 #define TALL 64    /* rows of x that are read at once where they are summed over */
-#define GROUP 8    /* of these, rows after which memory is asked for more */
 #define TILE 4     /* columns of g at once */
 #define DOTS 4     /* columns up to which they are made as sums along the rows */
 #define PART 384   /* rows of x whose product is folded up at once; a multiple of the rows above and below */
+#define HELD 40    /* places of x for which two products are made before the next places are read */
+#define ROWS_OF_REST 4 /* rows at once of those that are left */
 #define LINE 16    /* numbers that come from memory together */
 #define CONFLICT 256 /* rows of a multiple of this length compete for the same lines of the cache */
 #define BLOCK ((DEEP + LINE) * ROWS_OF_ONE + 240) /* numbers of x in a block, and some, so that two are not pages apart */

@@ -42,7 +42,7 @@ INLINE long NAME(packed)(long columns, long depth) {
         const __typeof__(SPREAD(x)) numbers = SPREAD_AT(x + i * stride + k);                                           \
         _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) sums[i][v] += numbers * b[v];                           \
     }
-#define SPREAD_REST(p) SPREAD_SOME(p, stop - k)
+#define SPREAD_REST(p) SPREAD_SOME(p, depth - k)
 
 /* A block of rows times a stripe of columns, packed in `vecs` registers for every DEPTH numbers of a row, which these
  * multiply at once. What comes next is asked of the memory meanwhile, or made from bytes: the multipliers are busy, the
@@ -50,30 +50,34 @@ INLINE long NAME(packed)(long columns, long depth) {
 INLINE void NAME(block)(const float *x, long stride, const float *w, float *out, long out_stride, long depth, int columns,
                         int first, const float *next, long next_stride, const uint8_t *from, float *to, const int rows,
                         const int vecs) {
-    const int joined = next_stride == depth; /* rows without gaps are asked for as they lie, line after line */
-    const long ask_row = joined ? LINE : next_stride, ask_k = joined ? rows : 1;
+    const int joined = next_stride <= depth; /* what has no gaps is asked for as it lies, line after line */
+    const long asks = !next ? 0 : joined ? rows * next_stride / depth : rows; /* for every line of a row */
+    const long ask_row = joined ? LINE : next_stride, ask_k = joined ? asks : 1;
     vec sums[ROWS_OF_ONE][VECS];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
-    for (long k = 0; k < depth;) {
-        long stop = k + LINE < depth ? k + LINE : depth;
-        if (next)
-            for (int i = 0; i < rows; i++) __builtin_prefetch(next + k * ask_k + i * ask_row);
-        if (from && stop == k + LINE) {
+    long k = 0;
+    while (k + LINE <= depth) {
+        for (int i = 0; i < asks; i++) __builtin_prefetch(next + k * ask_k + i * ask_row, 0, 2);
+        if (from) {
 #pragma GCC unroll 24
             for (int i = 0; i < rows * LINE; i += LANES) *(vec *)(to + i) = NUMBERS(from + i);
             from += rows * LINE, to += rows * LINE;
-        } else if (from)
-            NAME(convert)(from, 0, to, 0, 1, rows * (stop - k));
-        for (; k + DEPTH <= stop; k += DEPTH, w += DEPTH > 1 ? vecs * LANES : 0) {
+        }
+#pragma GCC unroll 4
+        for (int s = 0; s < LINE; s += DEPTH, k += DEPTH, w += DEPTH > 1 ? vecs * LANES : 0) {
             STEP(SPREAD)
         }
-        if (DEPTH > 1 && k < stop) {
-            STEP(SPREAD_REST)
-            k = stop;
-        }
+    }
+    for (int i = 0; i < asks && k < depth; i++) __builtin_prefetch(next + k * ask_k + i * ask_row, 0, 2);
+    if (from) NAME(convert)(from, 0, to, 0, 1, rows * (depth - k));
+    for (; k + DEPTH <= depth; k += DEPTH, w += DEPTH > 1 ? vecs * LANES : 0) {
+        STEP(SPREAD)
+    }
+    if (DEPTH > 1 && k < depth) {
+        STEP(SPREAD_REST)
     }
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++, out += out_stride) {
@@ -129,9 +133,10 @@ INLINE void NAME(pack)(const float *w, long stride, float *packed, long columns,
     }
 }
 
-/* x w^T for w packed slice by slice (DEEP of its depth each); `scratch` is for rows that are copied or made of bytes. */
+/* x w^T for w packed slice by slice (DEEP of its depth each); `scratch` is for rows that are copied or made of bytes. Of
+ * memory, the next rows are asked for, or `asked` numbers of `later` for every row. */
 INLINE void NAME(packed_columns)(const void *x, const int bytes, const float *packed, float *scratch, float *out, long rows,
-                                 long depth, long columns) {
+                                 long depth, long columns, const float *later, long asked) {
     const int beside = !bytes && depth % CONFLICT == 0; /* rows that would push each other out of the cache are copied */
     for (long start = 0; start < depth; start += DEEP) {
         long deep = depth - start < DEEP ? depth - start : DEEP, r = 0;
@@ -140,8 +145,10 @@ INLINE void NAME(packed_columns)(const void *x, const int bytes, const float *pa
         float *now = scratch, *then = now + BLOCK; /* these are not pages apart */
         int ready = 0;
         while (r < rows) {
-            int whole = rows - r >= ROWS_OF_ONE, some = whole ? ROWS_OF_ONE : 1;
-            const float *here = (const float *)x + r * depth + start, *next = bytes || !whole ? NULL : here + ahead;
+            const int whole = rows - r >= ROWS_OF_ONE;
+            const int some = whole ? ROWS_OF_ONE : rows - r >= ROWS_OF_REST ? ROWS_OF_REST : 1;
+            const float *here = (const float *)x + r * depth + start;
+            const float *next = bytes || !whole ? NULL : later ? later + r * asked : here + ahead;
             const uint8_t *from = NULL;
             if (bytes) {
                 from = (const uint8_t *)x + r * depth + start;
@@ -155,10 +162,13 @@ INLINE void NAME(packed_columns)(const void *x, const int bytes, const float *pa
             }
             float *to = out + r * columns;
             if (whole)
-                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, from, then,
-                                       ROWS_OF_ONE, ROWS_OF_ALL);
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, later ? asked : depth, from,
+                                       then, ROWS_OF_ONE, ROWS_OF_ALL);
+            else if (some > 1)
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, NULL, 0, NULL, NULL, ROWS_OF_REST,
+                                       ROWS_OF_REST);
             else
-                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, next, depth, NULL, NULL, 1, 1);
+                NAME(columns_of_block)(here, stride, packed, to, columns, deep, !start, NULL, 0, NULL, NULL, 1, 1);
             if (ready) now = then, then = (float *)here;
             r += some;
         }
@@ -230,18 +240,19 @@ INLINE float *NAME(prepare)(const float *w, const int bytes, long depth, long co
 }
 
 INLINE void NAME(multiply)(const void *x, const int bytes, float *prepared, float *out, long rows, long depth,
-                           long columns) {
+                           long columns, const float *later, long asked) {
     if (NAME(by_dots)(bytes, depth, columns))
         NAME(dot_columns)(x, prepared, out, rows, depth, columns);
     else
-        NAME(packed_columns)(x, bytes, prepared, prepared + NAME(packed)(columns, depth), out, rows, depth, columns);
+        NAME(packed_columns)(x, bytes, prepared, prepared + NAME(packed)(columns, depth), out, rows, depth, columns, later,
+                             asked);
 }
 
 INLINE int NAME(few_columns)(const void *x, const int bytes, const float *w, float *out, long rows, long depth,
                              long columns) {
     float *prepared = NAME(prepare)(w, bytes, depth, columns);
     if (!prepared) return 1;
-    NAME(multiply)(x, bytes, prepared, out, rows, depth, columns);
+    NAME(multiply)(x, bytes, prepared, out, rows, depth, columns, NULL, 0);
     free(prepared);
     return 0;
 }
@@ -255,7 +266,7 @@ TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *
 }
 
 /* to (TILE, WIDE) = from (nothing, if there is none) + g^T x for a block of rows. Of what is needed later, `ask` lines of
- * memory are asked for with every GROUP of rows: more at once would have to wait. */
+ * memory are asked for with every row: more at once would have to wait. */
 INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, const float *from, float *to,
                        long to_stride, long rows, const float *next, long ask) {
     vec sums[TILE][WIDE / LANES];
@@ -263,18 +274,15 @@ INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
         for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = from ? *(const vec *)(from + n * WIDE + v * LANES) : (vec){0};
-    for (long start = 0; start < rows; start += GROUP) {
-        long stop = start + GROUP < rows ? start + GROUP : rows;
+    for (long r = 0; r < rows; r++, x += stride, g += columns) {
         for (long i = 0; i < ask; i++, next += LINE) __builtin_prefetch(next, 0, 2);
-        for (long r = start; r < stop; r++, x += stride, g += columns) {
-            vec b[WIDE / LANES];
+        vec b[WIDE / LANES];
 #pragma GCC unroll 6
-            for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
+        for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
 #pragma GCC unroll 4
-            for (int n = 0; n < TILE; n++)
+        for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-                for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
-        }
+            for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
     }
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
@@ -294,6 +302,9 @@ INLINE void NAME(add_line)(const float *tiles, long across, long line, float *ou
         out[k] += tiles[((k / WIDE * across + line / TILE) * TILE + line % TILE) * WIDE + k - NAME(tile_at)(k, depth)];
 }
 
+/* Lines of memory that are asked for with every row, by the tiles before this one, if `all` are by all tiles. */
+INLINE long NAME(asked_before)(long tile, long tiles, long all) { return tile * all / tiles; }
+
 /* The depth must be at least WIDE. */
 INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, float *out, long rows, long depth,
                              long columns) {
@@ -302,11 +313,12 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
     float *last = sums + tiles * size, *numbers = last + TALL * TILE;
     if (!sums) return 1;
     const long whole = columns - columns % TILE;
-    const long ask = bytes ? 0 : (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
+    const long lines = bytes ? 0 : (depth + LINE - 1) / LINE;
     for (long r = 0; r < rows; r += TALL, g += TALL * columns) {
         long tall = rows - r < TALL ? rows - r : TALL;
         const float *here = (const float *)x + r * depth, *next = here + TALL * depth;
         float *to = sums;
+        long tile = 0;
         if (bytes) {
             NAME(convert)((const uint8_t *)x + r * depth, depth, numbers, depth, tall, depth);
             here = numbers;
@@ -315,8 +327,11 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
             for (long n = whole; n < columns; n++) last[i * TILE + n - whole] = g[i * columns + n];
         for (long k = 0; k < depth; k += WIDE) {
             const float *from = here + NAME(tile_at)(k, depth);
-            for (long n = 0; n < columns; n += TILE, to += size, next += ask * (TALL / GROUP) * LINE)
-                NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall, next, ask);
+            for (long n = 0; n < columns; n += TILE, to += size) {
+                const long before = NAME(asked_before)(tile++, tiles, lines), after = NAME(asked_before)(tile, tiles, lines);
+                NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall,
+                           next + before * TALL * LINE, after - before);
+            }
         }
     }
     for (long c = 0; c < columns; c++) NAME(add_line)(sums, across, c, out + c * depth, depth);

@@ -133,11 +133,12 @@ INLINE const float *NAME(widen)(const NAME(folding) *f, const float *y, float *w
 
 /* A function of its own: with the rest around it, sums would not stay in registers. */
 TARGET __attribute__((noinline)) static void NAME(multiply_part)(const void *x, int bytes, float *prepared, float *out,
-                                                                 long rows, long depth, long columns) {
+                                                                 long rows, long depth, long columns, const float *later,
+                                                                 long asked) {
     if (bytes)
-        NAME(multiply)(x, 1, prepared, out, rows, depth, columns);
+        NAME(multiply)(x, 1, prepared, out, rows, depth, columns, NULL, 0);
     else
-        NAME(multiply)(x, 0, prepared, out, rows, depth, columns);
+        NAME(multiply)(x, 0, prepared, out, rows, depth, columns, later, asked);
 }
 
 /* f (lines, places) with the places first and as many lines as fill whole tiles. */
@@ -148,25 +149,38 @@ INLINE float *NAME(by_place)(const float *factors, long lines, long places, long
     return turned;
 }
 
-/* v (lines, depth) = f x for one row of x (places, depth); meanwhile the next row is asked for. A function of
- * its own: with the rest around it, sums would not stay in registers. */
+/* sums (tiles of lines and depth) += f x for some places of one row of x, or = for the first; the sums of the last go to v.
+ * Of `later`, `asked` lines of memory are asked for with every place. A function of its own: with the rest around it, sums
+ * would not stay in registers. */
 TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, const float *turned, float *v, float *sums,
-                                                              long places, long depth, long lines, long width) {
-    const long blocks = (places + TALL - 1) / TALL, each = (places + blocks - 1) / blocks;
-    const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE), ask = (GROUP * depth + tiles * LINE - 1) / (tiles * LINE);
-    const float *next = x + places * depth;
-    for (long k = 0; k < depth; k += WIDE) {
+                                                              long places, long depth, long lines, long width, int first,
+                                                              int last, const float *later, long asked) {
+    const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE);
+    for (long k = 0, t = 0; k < depth; k += WIDE) {
         const long at = NAME(tile_at)(k, depth); /* the last makes some numbers again, with the same bits */
-        for (long start = 0; start < places; start += each) {
-            const long tall = places - start < each ? places - start : each;
-            for (long n = 0; n < width; n += TILE, next += ask * ((tall + GROUP - 1) / GROUP) * LINE) {
-                const int straight = start + tall == places && n + TILE <= lines;
-                float *here = sums + n * WIDE, *to = straight ? v + n * depth + at : here;
-                NAME(tile)(x + start * depth + at, depth, turned + start * width + n, width, start ? here : NULL, to,
-                           straight ? depth : WIDE, tall, next, ask);
-            }
+        for (long n = 0; n < width; n += TILE, sums += TILE * WIDE) {
+            const long before = NAME(asked_before)(t++, tiles, asked), after = NAME(asked_before)(t, tiles, asked);
+            const int straight = last && n + TILE <= lines;
+            NAME(tile)(x + at, depth, turned + n, width, first ? NULL : sums, straight ? v + n * depth + at : sums,
+                       straight ? depth : WIDE, places, later + before * places * LINE, after - before);
+            for (long i = n; last && !straight && i < lines; i++)
+                memcpy(v + i * depth + at, sums + (i - n) * WIDE, sizeof(float) * WIDE);
         }
-        for (long n = lines / TILE * TILE; n < lines; n++) memcpy(v + n * depth + at, sums + n * WIDE, sizeof(float) * WIDE);
+    }
+}
+
+/* y and v of one row of x, some places after the other: what is read for y is in the cache for v. What comes next is asked
+ * of the memory all the while, a part with y and the rest with v, as long as each takes: more at once would have to wait. */
+INLINE void NAME(both)(const float *x, float *prepared, const float *turned, float *y, float *v, float *sums, long places,
+                       long depth, long columns, long lines, long width) {
+    const long share = columns + 2 * width; /* a column of v takes about twice as long, with what is loaded and stored */
+    const long asked = depth > DEEP ? depth : (depth * columns + share - 1) / share;
+    for (long p = 0; p < places; p += HELD) {
+        const long some = places - p < HELD ? places - p : HELD;
+        const float *here = x + p * depth, *later = here + some * depth;
+        NAME(multiply_part)(here, 0, prepared, y + p * columns, some, depth, columns, depth > DEEP ? NULL : later, asked);
+        NAME(sum_places)(here, turned + p * width, v, sums, some, depth, lines, width, p == 0, p + some == places,
+                         later + some * asked, (depth - asked + LINE - 1) / LINE);
     }
 }
 
@@ -178,7 +192,7 @@ TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float
     const long all = rows * places, most = SETS * f.together, next = columns / shared;
     const long lines = shared * others, width = (lines + TILE - 1) / TILE * TILE, step = v ? places : PART;
     float *prepared = bytes ? NAME(prepare)(w, 1, depth, columns) : NAME(prepare)(w, 0, depth, columns);
-    const long tiled = v ? width * WIDE : 0;
+    const long tiled = v ? width * ((depth + WIDE - 1) / WIDE * WIDE) : 0;
     float *spread = calloc((places + SETS) * size + held + tiled + (y ? 0 : (step + most * places) * columns), sizeof(float));
     float *turned = v ? NAME(by_place)(factors, lines, places, width) : NULL;
     float *sums = spread + places * size, *wider = sums + SETS * size, *tiles = wider + held, *made = tiles + tiled;
@@ -188,11 +202,12 @@ TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float
     for (long start = 0; !failed && start < all; start += step) {
         long part = all - start < step ? all - start : step;
         float *here = y ? y + (start - ready) * columns : made;
-        NAME(multiply_part)((const char *)x + start * depth * (bytes ? 1 : sizeof(float)), bytes, prepared,
-                            here + ready * columns, part, depth, columns);
         if (v)
-            NAME(sum_places)((const float *)x + start * depth, turned, v + start / places * lines * depth, tiles, places,
-                             depth, lines, width);
+            NAME(both)((const float *)x + start * depth, prepared, turned, here + ready * columns,
+                       v + start / places * lines * depth, tiles, places, depth, columns, lines, width);
+        else
+            NAME(multiply_part)((const char *)x + start * depth * (bytes ? 1 : sizeof(float)), bytes, prepared,
+                                here + ready * columns, part, depth, columns, NULL, 0);
         ready += part;
         while (ready && (ready >= most * places || start + part == all)) {
             long some = ready / places < most ? ready / places : most;
