@@ -223,13 +223,13 @@ class _Hot(torch.autograd.Function):
             now = slice(start, start + chunk)
             if space is not None:
                 space.next_chunk()
-            lefts = [x, *middle]
+            lefts, turned, upward = [x, *middle], v, gradient
             if chunk < rows:
-                lefts = [None if left is None else left[now] for left in lefts]
+                lefts, upward = [None if left is None else left[now] for left in lefts], gradient[now]
+                turned = None if v is None else v[now]
             if x is not None and (torch.is_grad_enabled() or hot.chunk is not None):
                 lefts = _remade(hot, lefts, small, of_small, space)
-            turned = None if v is None else v[now]
-            flat = _backward(hot, lefts, turned, small, gradient[now], of_x, [*of_small, of_bias], total, space)
+            flat = _backward(hot, lefts, turned, small, upward, of_x, [*of_small, of_bias], total, space)
             if flat is not None:
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
@@ -349,9 +349,9 @@ def _end_backward(
     a = op.bring(left)
     if not last.suits(a, operand, gradient, last.MOST_DEPTH_BACK):
         return None
-    for i, like in ((-2, operand), (-1, gradient[0])):
+    for i, shape in ((-2, operand.shape), (-1, gradient.shape[1:])):
         if of_small[i] and total[i] is None:
-            total[i] = torch.zeros_like(like)
+            total[i] = operand.new_zeros(shape)
     of_a = torch.empty_like(a)  # in the order in which `a` lies
     wanted = [total[i] if of_small[i] else None for i in (-2, -1)]
     last.gradients(a, operand, gradient, of_a if further else None, *wanted)

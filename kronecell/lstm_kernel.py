@@ -63,8 +63,8 @@ _scratch = _Scratch()
 
 
 def infer(gates: Tensor, U: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (time, batch, H) and the last h and c, without a gradient; U is packed."""
-    last_c = c.new_empty(c.shape)
+    """The output (time, batch, H) and the last h and c, (1, batch, H), without a gradient; U is packed."""
+    last_c = c.new_empty(1, *c.shape)
     out, last_h = _forward(gates, U, h, c, last_c, h.new_empty(gates.shape[1:]), None)
     return out, last_h, last_c
 
@@ -80,7 +80,7 @@ class _Recurrence(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         steps, batch, width = gates.shape
         cells, active = h.new_empty(steps, batch, width // 4), h.new_empty(steps, batch, width)
-        U, last_c = packed(weight, space=_scratch.space), c.new_empty(c.shape)
+        U, last_c = packed(weight, space=_scratch.space), c.new_empty(1, *c.shape)
         out, last_h = _forward(gates, U, h, c, cells, active, last_c)
         _scratch.space.keep_some()
         ctx.save_for_backward(weight, h, c, out, cells, active)
@@ -96,6 +96,7 @@ class _Recurrence(torch.autograd.Function):
             return None, None, None, None
         of_gates, of_weight, of_h, of_c = ctx.needs_input_grad
         weight, h, c, out, cells, active = ctx.saved_tensors
+        dh, dc = (None if last is None else last[0] for last in (dh, dc))
         with autocast_off(given[0]):  # the dtype was settled in the forward
             again = torch.is_grad_enabled() or d_cells is not None or d_active is not None  # a gradient of a gradient
             # Hooks of saved tensors may give back what is as good for torch, and not for the kernel.
@@ -120,7 +121,7 @@ def _forward(
     `last_c`, only the last c is, in place of all states."""
     steps, batch, width = gates.shape
     hidden = width // 4
-    out, last_h = h.new_empty(steps, batch, hidden), h.new_empty(h.shape)
+    out, last_h = h.new_empty(steps, batch, hidden), h.new_empty(1, *h.shape)
     read = [part.contiguous() for part in (gates, U, h, c)]
     addresses = [part.data_ptr() for part in (*read, out, cells, active, last_h)]
     train, threads = last_c is not None, _threads(steps, batch, hidden)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -24,15 +26,41 @@ class View:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if self.permutation is not None:
-            tensor = tensor.reshape(self.legs).permute(self.permutation)
+            legs, permutation, _, moved = self._moves
+            tensor = tensor.reshape(legs).permute(permutation)
+            if moved == self.groups:
+                return tensor
         return tensor.reshape(self.groups)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """From the groups back to the order the operand had; in what grouping is left to the caller."""
         if self.permutation is None:
             return tensor
-        order = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
-        return tensor.reshape([self.legs[i] for i in self.permutation]).permute(order)
+        _, _, back, moved = self._moves
+        return (tensor if moved == self.groups else tensor.reshape(moved)).permute(back)
+
+    @cached_property
+    def _moves(self) -> tuple[tuple[int, ...], ...]:
+        """Legs, their permutation, its inverse and the legs after it, with legs that stay together counted as one.
+
+        Every call of torch counts where x is small, or has just pushed everything else out of the cache.
+        """
+        assert self.permutation is not None
+        runs: list[list[int]] = []
+        for leg in self.permutation:
+            if runs and runs[-1][-1] + 1 == leg:
+                runs[-1].append(leg)
+            else:
+                runs.append([leg])
+        order = sorted(range(len(runs)), key=runs.__getitem__)  # of the runs, as they lie
+        sizes = [_merged([self.legs[leg] for leg in run]) for run in runs]
+        permutation = sorted(range(len(runs)), key=order.__getitem__)
+        return tuple(sizes[i] for i in order), tuple(permutation), tuple(order), tuple(sizes)
+
+
+def _merged(sizes: list[int]) -> int:
+    """The size of several legs as one; the number of rows, -1, is not known."""
+    return -1 if -1 in sizes else prod(sizes)
 
 
 @dataclass(frozen=True)

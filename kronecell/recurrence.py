@@ -6,6 +6,7 @@ loop    a Python loop over projected gates, which can also keep the hidden weigh
 scan    the same cell in torch's scan operator: one node for every length, what an exported graph needs
 onnx    the LSTM or GRU operator of ONNX: only in a graph that is being exported to ONNX
 A further one, the compiled kernel of this package for an LSTM, is in lstm_kernel.py.
+All return the output of every step and the last state, each part as (1, batch, size), as torch's modules have it.
 A reversed direction is the forward one on reversed time, so packed sequences need no code of their own.
 """
 
@@ -46,6 +47,11 @@ def gru_step(gates: Tensor, state: State, hidden: Map, project: Map | None = Non
     return ((1 - z) * n + z * h,)
 
 
+def _layer(state: State) -> State:
+    """A last state with the axis for layers and directions that torch's modules have in front."""
+    return tuple(part.unsqueeze(0) for part in state)
+
+
 def run_native(
     gates: int, source: Tensor, batch_sizes: Tensor | None, state: State, weights: Sequence[Tensor], training: bool
 ) -> tuple[Tensor, State]:
@@ -58,7 +64,7 @@ def run_native(
     arguments = plain if batch_sizes is None else (source, batch_sizes, hx, weights, *options)
     with _no_news_about_projections() if len(weights) in (3, 5) else nullcontext():
         output, *last = kernel(*arguments)
-    return output, tuple(part.squeeze(0) for part in last)
+    return output, tuple(last)
 
 
 # What torch calls for an LSTM on a CPU, with the packing taken out; private to torch, so it may be absent.
@@ -99,7 +105,7 @@ def run_packed(source: Tensor, state: State, packed: Packed, biases: Sequence[Te
     options: tuple[Any, ...] = (False, [], _LSTM_MODE, size, 1, True, False, False, False)
     tensors = [part.contiguous() for part in (*biases, h, c)]  # the kernel reads memory as it lies, without asking
     output, h, c, _ = _packed_kernel(source.contiguous(), *packed, *tensors, *options)
-    return output, (h, c)
+    return output, _layer((h, c))
 
 
 @contextmanager
@@ -117,7 +123,7 @@ def run_loop(step: Step, gates: Tensor, batch_sizes: Tensor | None, state: State
         for gates_now in gates.unbind(0):
             state = step(gates_now, state)
             outputs.append(state[0])
-        return torch.stack(outputs), state
+        return torch.stack(outputs), _layer(state)
     ended: list[State] = []
     for gates_now in gates.split(batch_sizes.tolist()):
         running = gates_now.shape[0]
@@ -127,7 +133,7 @@ def run_loop(step: Step, gates: Tensor, batch_sizes: Tensor | None, state: State
         state = step(gates_now, state)
         outputs.append(state[0])
     last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
-    return torch.cat(outputs), last
+    return torch.cat(outputs), _layer(last)
 
 
 def run_scan(step: Step, gates: Tensor, state: State) -> tuple[Tensor, State]:
@@ -139,7 +145,7 @@ def run_scan(step: Step, gates: Tensor, state: State) -> tuple[Tensor, State]:
         return state, state[0].clone()  # scan forbids outputs that are the same tensor
 
     last, outputs = scan(combine, state, gates, dim=0)
-    return outputs, last
+    return outputs, _layer(last)
 
 
 ONNX_GATES = {4: (0, 3, 1, 2), 3: (1, 0, 2)}  # torch's i f g o as ONNX's i o f c, torch's r z n as ONNX's z r h
@@ -169,7 +175,7 @@ def run_onnx(
         shapes=[(time, 1, batch, size), *[(1, batch, size)] * len(state)],
     )
     output, *last = results
-    return output.squeeze(1), tuple(part.squeeze(0) for part in last)
+    return output.squeeze(1), tuple(last)
 
 
 def reversal(batch_sizes: Tensor, device: torch.device) -> Tensor:

@@ -178,35 +178,35 @@ class Recurrent(nn.Module):
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
         """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state."""
         sequence = open_sequence(input, self.input_size, self.batch_first)
-        count = self.num_layers * self.directions
-        state = sequence.initial_state(hx, count, self._state_sizes(), self._compute_dtype(sequence.data))
-        x, lasts = sequence.data, []
+        x, lasts, dtype = sequence.data, [], self._compute_dtype(sequence.data)
+        states = sequence.initial_states(hx, self.num_layers * self.directions, self._state_sizes(), dtype)
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self.directions):
-                first = tuple(part[layer * self.directions + direction] for part in state)
-                y, last = self._run(layer, direction, x, sequence, first)
+                y, last = self._run(layer, direction, x, sequence, states[layer * self.directions + direction], dtype)
                 outputs.append(y)
                 lasts.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        stack = torch.stack if len(lasts) > 1 else _only
-        final = sequence.final_state([stack(parts) for parts in zip(*lasts, strict=True)])
+        final = sequence.final_state([_joined(parts) for parts in zip(*lasts, strict=True)])
         return sequence.close(x), final if len(final) > 1 else final[0]
 
-    def _run(self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State) -> tuple[Tensor, State]:
+    def _run(
+        self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State, dtype: torch.dtype
+    ) -> tuple[Tensor, State]:
         """One layer, one direction. x is projected where it lies and only then made time-major: x may be huge."""
         end = _suffix(layer, direction)
-        way = self._way(layer, x, sequence)
+        way = self._way(layer, end, x, sequence, dtype)
         x = self._padded(layer, x)
         native = self._native_input(end, x) if way in ("native", "onnx") else None
-        source = self._gates(end, x, way) if native is None else native.source
+        U, bias = self._compiled_weights(end) if way == "compiled" else (None, getattr(self, "bias_ih" + end, None))
+        source = self._gates(end, x, bias) if native is None else native.source
         source = sequence.time_major(source) if layer == 0 else source
         turn = direction == 1 and way != "onnx"  # ONNX's operator runs backwards by itself
         source = sequence.turned(source) if turn else source
-        if way == "compiled":
-            output, last = self._run_compiled(end, source, state)
+        if U is not None:
+            output, last = self._run_compiled(end, source, U, state)
         elif native is not None:
             output, last = self._run_kernel(way, end, native._replace(source=source), sequence.batch_sizes, state)
         else:
@@ -217,27 +217,36 @@ class Recurrent(nn.Module):
                 output, last = run_loop(step, source, sequence.batch_sizes, state)
         return sequence.turned(output) if turn else output, last
 
-    def _run_compiled(self, end: str, gates: Tensor, state: State) -> tuple[Tensor, State]:
-        """The recurrence by the kernel of this package, which wants finished gates."""
-        parameters = self._hidden_parameters(end)
-        if not lstm_kernel.suits(gates, *state, *parameters):  # a subclass of tensors among the parameters, for example
+    def _compiled_weights(self, end: str) -> tuple[Tensor, Tensor | None]:
+        """U for the kernel of this package, packed if no gradient is wanted, and b_ih + b_hh; in eval mode kept."""
+        biases = self._biases(end)
+
+        def make() -> tuple[Tensor, Tensor | None]:
+            U = self._dense_hidden(end)
+            bias = biases[0] + biases[1] if biases else None
+            return U if torch.is_grad_enabled() else lstm_kernel.packed(U), bias
+
+        parameters = [*self._hidden_parameters(end), *biases]
+        return self._kept[end].get(("compiled", True), parameters, self.training, make)
+
+    def _run_compiled(self, end: str, gates: Tensor, U: Tensor, state: State) -> tuple[Tensor, State]:
+        """The recurrence by that kernel, which wants finished gates."""
+        if not lstm_kernel.suits(gates, *state):  # they may be a subclass of tensors, too
             step = partial(lstm_step, hidden=partial(F.linear, weight=self._dense_hidden(end)), project=None)
             return run_loop(step, gates, None, state)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (gates, *state, *parameters)):
-            self._kept[end].drop()
-            output, *last = lstm_kernel.train(gates, self._dense_hidden(end), *state)
-        else:
-            U = self._kept[end].get(
-                ("compiled", True), parameters, self.training, lambda: lstm_kernel.packed(self._dense_hidden(end))
-            )
+        if not torch.is_grad_enabled():
             output, *last = lstm_kernel.infer(gates, U, *state)
+        elif any(t.requires_grad for t in (gates, U, *state)):
+            output, *last = lstm_kernel.train(gates, U, *state)
+        else:
+            output, *last = lstm_kernel.infer(gates, lstm_kernel.packed(U), *state)
         return output, tuple(last)
 
     def _run_kernel(
         self, way: str, end: str, native: NativeInput, batch_sizes: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """The recurrence in one call of a kernel, or as one node of an ONNX graph."""
-        biases = [getattr(self, name + end) for name in ("bias_ih", "bias_hh") if self.bias]
+        biases = self._biases(end)
         if way == "native" and batch_sizes is None:
             packed = self._packed(end, native, state)
             if packed is not None:
@@ -285,7 +294,7 @@ class Recurrent(nn.Module):
         super().__setstate__(state)
         self._kept = {end: Kept() for end in self._ends()}
 
-    def _way(self, layer: int, x: Tensor, sequence: Sequence) -> str:
+    def _way(self, layer: int, end: str, x: Tensor, sequence: Sequence, dtype: torch.dtype) -> str:
         """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise."""
         steps = sequence.steps
         if torch.compiler.is_exporting():
@@ -295,13 +304,14 @@ class Recurrent(nn.Module):
             return "loop" if isinstance(steps, int) and steps == 1 else "scan"
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return "loop"  # the native kernel has no graph that the compiler could differentiate, and no batches
-        if x.device.type == "cpu" and self._compute_dtype(x) not in (torch.float32, torch.float64):
+        if x.is_cpu and dtype not in (torch.float32, torch.float64):
             return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
         # A tracer is asked for first: it would take a look at sizes for a condition.
-        plain = ordinary(x) and unwatched(x) and x.is_cpu and self._compute_dtype(x) == torch.float32
+        plain = ordinary(x) and unwatched(x) and x.is_cpu and dtype == torch.float32
         if plain and sequence.batch_sizes is None and self.compiles(layer):
             fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
-            return "compiled" if fast else self.recurrences[layer]
+            if fast:  # the loop is for a subclass of tensors among the parameters, for example
+                return "compiled" if lstm_kernel.suits(*self._hidden_parameters(end), *self._biases(end)) else "loop"
         return self.recurrences[layer]
 
     def compiles(self, layer: int) -> bool:
@@ -330,15 +340,13 @@ class Recurrent(nn.Module):
         gates = weight(x)
         return NativeInput(gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device))
 
-    def _bias(self, end: str) -> Tensor | None:
-        """b_ih + b_hh, which of an LSTM are always added."""
-        return getattr(self, "bias_ih" + end) + getattr(self, "bias_hh" + end) if self.bias else None
+    def _biases(self, end: str) -> list[Tensor]:
+        """b_ih and b_hh, if there are any."""
+        return [getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)] if self.bias else []
 
-    def _gates(self, end: str, x: Tensor, way: str) -> Tensor:
-        """x W + b_ih for all gates and all time steps; with b_hh for the compiled kernel."""
+    def _gates(self, end: str, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W + bias for all gates and all time steps."""
         weight: Weight = getattr(self, "weight_ih" + end)
-        bias = getattr(self, "bias_ih" + end) if self.bias else None
-        bias = self._bias(end) if way == "compiled" else bias
         if not isinstance(weight, TensorLinear):
             return F.linear(numbers(x, weight.dtype), weight, bias)
         gates: Tensor = weight(x, bias)
@@ -439,9 +447,9 @@ def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) * SCALE if x.dtype == torch.uint8 else x
 
 
-def _only(parts: tuple[Tensor, ...]) -> Tensor:
-    """torch.stack of one tensor, without a copy."""
-    return parts[0].unsqueeze(0)
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """The last states of all layers and directions in one tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _suffix(layer: int, direction: int) -> str:

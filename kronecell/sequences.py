@@ -41,11 +41,14 @@ class Sequence:
             return x.flip(0)
         return x.index_select(0, reversal(self.batch_sizes, x.device))
 
-    def initial_state(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> State:
-        """h_0 (and c_0), (count, batch, size) each, in the order of `data`; zeros when hx is None."""
+    def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
+        """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
         if hx is None:
-            device = self.data.device
-            return tuple(torch.zeros(count, self.batch, size, dtype=dtype, device=device) for size in sizes)
+            zeros = [torch.zeros(self.batch, sizes[0], dtype=dtype, device=self.data.device)]
+            for size in sizes[1:]:
+                same = size == sizes[0] and not torch.compiler.is_compiling()  # nobody writes there, but graphs mind
+                zeros.append(zeros[0] if same else zeros[0].new_zeros(self.batch, size))
+            return [tuple(zeros)] * count
         parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if len(parts) != len(sizes):
             raise ShapeError(f"hx must be {'(h_0, c_0)' if len(sizes) == 2 else 'h_0'}, got {len(parts)} tensor(s)")
@@ -57,7 +60,8 @@ class Sequence:
             parts = tuple(part.unsqueeze(1) for part in parts)
         if self.sorted_indices is not None:
             parts = tuple(part.index_select(1, self.sorted_indices) for part in parts)
-        return tuple(part.to(dtype) for part in parts)
+        parts = tuple(part.to(dtype) for part in parts)
+        return [tuple(part[i] for part in parts) for i in range(count)]
 
     def final_state(self, parts: Iterable[Tensor]) -> State:
         """h_n (and c_n) in the user's order."""

@@ -37,10 +37,11 @@ class Space:
         if place == len(self._buffers):
             self._buffers.append(None)
         buffer = self._buffers[place]
-        if buffer is None or len(buffer) < size or buffer.dtype != like.dtype or buffer.device != like.device:
+        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype or buffer.device != like.device:
             buffer = self._buffers[place] = None  # given back before more is asked for
             buffer = self._buffers[place] = like.new_empty(size)
-        return buffer[:size].view(shape)
+        part = buffer if buffer.numel() == size else buffer[:size]
+        return part if len(shape) == 1 else part.view(shape)
 
     def copy(self, slot: Slot, tensor: Tensor) -> Tensor:
         """The tensor, contiguous, in the memory of a slot."""
@@ -52,8 +53,7 @@ class Space:
         self._places.clear()
         sizes = [0 if buffer is None else buffer.nbytes for buffer in self._buffers]
         total = sum(sizes)
-        for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-            if total <= KEPT_BYTES:
-                return
-            total -= sizes[place]
-            self._buffers[place] = None
+        while total > KEPT_BYTES:
+            largest = max(range(len(sizes)), key=sizes.__getitem__)
+            total -= sizes[largest]
+            sizes[largest], self._buffers[largest] = 0, None
