@@ -20,7 +20,7 @@ from kronecell import last
 from kronecell.fold import Fold
 from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.operation import Op, View
-from kronecell.space import Slot, Space
+from kronecell.space import Lender, Slot, Space
 
 LARGE = 2**20  # elements of x: with fewer, fresh memory costs less than to look for used one
 KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are kept for the backward
@@ -82,11 +82,17 @@ def _whole(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, st
     # A tracer first of all: it would take a look at sizes for a condition.
     if not ordinary(x) or hot.fold is not None or x.numel() < LARGE or not _keeps(x, *small):
         return _forward(hot, x, small, bias, straight)[0]
-    space = _scratch.space.next_chunk()
-    left = _there(_lefts(hot, len(hot.ops) - 1, x, small, space)[-1])
-    y = _end(hot, left, small[-1], bias, straight)
+    return _in(_scratch.space, hot, x, small, bias, straight)[0]
+
+
+def _in(
+    space: Space, hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool
+) -> tuple[Tensor, list[Tensor | None]]:
+    """All steps with what x is before each, in the memory of a space; the result is not: others will have it."""
+    lefts = _lefts(hot, len(hot.ops) - 1, x, small, space.next_chunk())
+    y = _end(hot, _there(lefts[-1]), small[-1], bias, straight)
     space.keep_some()
-    return y
+    return y, lefts
 
 
 class _Kept:
@@ -162,6 +168,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.space = Space()
+        self.lender = Lender()  # of what autograd keeps
 
 
 _scratch = _Scratch()
@@ -193,7 +200,10 @@ class _Hot(torch.autograd.Function):
             y = _run(hot, x, small, bias, hot.straight, kept, v)
             middle = kept.buffers[1:]
         else:
-            y, lefts = _forward(hot, x, small, bias, hot.straight, None, len(small) > 1 and of_small[1], v)
+            if hot.fold is None and x.numel() >= LARGE and _keeps(x, *small):
+                y, lefts = _in(_scratch.lender, hot, x, small, bias, hot.straight)
+            else:
+                y, lefts = _forward(hot, x, small, bias, hot.straight, None, len(small) > 1 and of_small[1], v)
             middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
         ctx.save_for_backward(first, v, *operands, *middle)
         return y
@@ -234,7 +244,7 @@ class _Hot(torch.autograd.Function):
                 flat = flat.reshape(-1, *ctx.shape)
                 parts.append(flat if space is None else flat.clone())
         if space is not None:
-            space.keep_some()
+            space.keep_some(learning=True)
         whole = None
         if of_x:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)

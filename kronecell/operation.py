@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -23,14 +22,20 @@ class View:
     legs: tuple[int, ...]
     permutation: tuple[int, ...] | None  # None: already in order
     groups: tuple[int, ...]
+    _moves: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        if self.permutation is not None:  # at once: a tracer must find it ready
+            object.__setattr__(self, "_moves", _moves_of(self.legs, self.permutation))
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        if self.permutation is not None:
-            legs, permutation, _, moved = self._moves
-            tensor = tensor.reshape(legs).permute(permutation)
-            if moved == self.groups:
-                return tensor
-        return tensor.reshape(self.groups)
+        if self.permutation is None:
+            return tensor.reshape(self.groups)
+        if torch.compiler.is_compiling():  # with legs in one, a graph for every number of rows cannot be proved
+            return tensor.reshape(self.legs).permute(self.permutation).reshape(self.groups)
+        legs, permutation, _, moved = self._moves
+        tensor = tensor.reshape(legs).permute(permutation)
+        return tensor if moved == self.groups else tensor.reshape(self.groups)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """From the groups back to the order the operand had; in what grouping is left to the caller."""
@@ -39,23 +44,22 @@ class View:
         _, _, back, moved = self._moves
         return (tensor if moved == self.groups else tensor.reshape(moved)).permute(back)
 
-    @cached_property
-    def _moves(self) -> tuple[tuple[int, ...], ...]:
-        """Legs, their permutation, its inverse and the legs after it, with legs that stay together counted as one.
 
-        Every call of torch counts where x is small, or has just pushed everything else out of the cache.
-        """
-        assert self.permutation is not None
-        runs: list[list[int]] = []
-        for leg in self.permutation:
-            if runs and runs[-1][-1] + 1 == leg:
-                runs[-1].append(leg)
-            else:
-                runs.append([leg])
-        order = sorted(range(len(runs)), key=runs.__getitem__)  # of the runs, as they lie
-        sizes = [_merged([self.legs[leg] for leg in run]) for run in runs]
-        permutation = sorted(range(len(runs)), key=order.__getitem__)
-        return tuple(sizes[i] for i in order), tuple(permutation), tuple(order), tuple(sizes)
+def _moves_of(legs: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Legs, their permutation, its inverse and the legs after it, with legs that stay together counted as one.
+
+    Every call of torch counts where x is small, or has just pushed everything else out of the cache.
+    """
+    runs: list[list[int]] = []
+    for leg in permutation:
+        if runs and runs[-1][-1] + 1 == leg:
+            runs[-1].append(leg)
+        else:
+            runs.append([leg])
+    order = sorted(range(len(runs)), key=runs.__getitem__)  # of the runs, as they lie
+    sizes = [_merged([legs[leg] for leg in run]) for run in runs]
+    permuted = sorted(range(len(runs)), key=order.__getitem__)
+    return tuple(sizes[i] for i in order), tuple(permuted), tuple(order), tuple(sizes)
 
 
 def _merged(sizes: list[int]) -> int:

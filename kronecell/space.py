@@ -7,11 +7,17 @@ longer than the product that is written there.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
+import torch
 from torch import Tensor
 
 Slot = tuple[str, str]
 KEPT_BYTES = 20 * 2**20  # of all buffers of a space that are kept between calls
+LEARNING_BYTES = 64 * 2**20  # the same in training, where memory is wanted again at the next step
+
+_owners: Any = getattr(torch._C, "_storage_Use_Count", None)  # private to torch, so it may be absent
+ALONE = 2  # owners of memory that one tensor has: the tensor, and the storage by which it is asked for
 
 
 class Space:
@@ -47,13 +53,42 @@ class Space:
         """The tensor, contiguous, in the memory of a slot."""
         return self.take(slot, tuple(tensor.shape), tensor).copy_(tensor)
 
-    def keep_some(self) -> None:
+    def keep_some(self, learning: bool = False) -> None:
         """At the end of a call: the largest buffers are given back, until those that are left may be kept."""
         self.brought.clear()
         self._places.clear()
         sizes = [0 if buffer is None else buffer.nbytes for buffer in self._buffers]
         total = sum(sizes)
-        while total > KEPT_BYTES:
+        while total > (LEARNING_BYTES if learning else KEPT_BYTES):
             largest = max(range(len(sizes)), key=sizes.__getitem__)
             total -= sizes[largest]
             sizes[largest], self._buffers[largest] = 0, None
+
+
+class Lender(Space):
+    """Buffers for what autograd keeps until the backward; they are lent again when nobody has them any more."""
+
+    def take(self, slot: Slot, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory of this shape, with anything in it; valid as long as the tensor lives."""
+        size, free = prod(shape), self._free()
+        for buffer in free:
+            if size <= buffer.numel() <= 2 * size and buffer.dtype == like.dtype and buffer.device == like.device:
+                return buffer[:size].view(shape)
+        fresh = like.new_empty(size)
+        total = fresh.nbytes + sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+        while free and total > LEARNING_BYTES:
+            given_back = free.pop(0)
+            total -= given_back.nbytes
+            self._buffers = [buffer for buffer in self._buffers if buffer is not given_back]
+        if _owners is not None and total <= LEARNING_BYTES:
+            self._buffers.append(fresh)
+        return fresh.view(shape)
+
+    def keep_some(self, learning: bool = True) -> None:
+        """At the end of a call: there are never more buffers than may be kept."""
+        self.brought.clear()
+
+    def _free(self) -> list[Tensor]:
+        """The buffers whose memory nobody else has."""
+        buffers = [buffer for buffer in self._buffers if buffer is not None]
+        return [buffer for buffer in buffers if _owners(buffer.untyped_storage()._cdata) == ALONE]

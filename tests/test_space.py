@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates
-from kronecell.space import Space
+from kronecell.hot import _scratch
+from kronecell.space import Lender, Space
 
 F64 = torch.float64
 ROWS, CHUNK = 11, 3
@@ -51,6 +52,56 @@ def test_between_calls_the_largest_buffers_are_given_back_until_the_rest_may_be_
     assert space.take(("a", "product"), (10,), like.double()).dtype == F64
     space.keep_some()  # of 80 and 40 bytes, the larger goes
     assert [buffer is not None for buffer in space._buffers] == [False, True, False, False]
+
+
+def test_memory_is_lent_again_only_when_nobody_has_it() -> None:
+    lender, like = Lender(), torch.zeros(0)
+    first, second = (lender.take(("a", "product"), (4, 3), like) for _ in range(2))
+    place = first.data_ptr()
+    assert first.shape == (4, 3) and second.data_ptr() != place
+    part, first = first[1], second  # of a tensor that is gone, a view is left
+    assert lender.take(("a", "product"), (4, 3), like).data_ptr() != place
+    del part
+    assert lender.take(("a", "product"), (10,), like).data_ptr() == place
+    assert lender.take(("a", "product"), (5,), like).data_ptr() != place  # much too large for that
+    assert lender.take(("a", "product"), (12,), like.double()).dtype == F64
+
+
+def test_a_lender_has_no_more_memory_than_it_may_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kronecell.space.LEARNING_BYTES", 100)
+    lender, like = Lender(), torch.zeros(0)
+    for sizes in ((20,), (10, 12), (30,), (4, 8, 12, 16)):
+        lent = [lender.take(("a", "product"), (size,), like) for size in sizes]
+        assert [tensor.numel() for tensor in lent] == [*sizes]
+        assert sum(buffer.nbytes for buffer in lender._buffers if buffer is not None) <= 100
+
+
+def test_without_a_count_of_owners_all_memory_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kronecell.space._owners", None)
+    lender = Lender()
+    assert lender.take(("a", "product"), (3,), torch.zeros(0)).shape == (3,) and not lender._buffers
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("fmt", FORMATS[1:], ids=str)
+def test_what_autograd_keeps_is_not_overwritten_before_its_backward(
+    monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, retain: bool
+) -> None:
+    """Several graphs at once, of which some are dropped and others used twice, in memory that is lent again."""
+    monkeypatch.setattr("kronecell.hot.LARGE", 1)
+    monkeypatch.setattr(_scratch, "lender", Lender())
+    torch.manual_seed(0)
+    layer = kc.TensorLinear(fmt, gates=4, dtype=F64, order=next(iter(fmt.orders())))
+    inputs, parameters = torch.randn(6, ROWS, fmt.M, dtype=F64).unbind(), [*layer.parameters()]
+    graphs: list[Tensor] = []
+    for turn in range(3):
+        graphs = graphs[-1:] + [layer(x).square().sum() for x in inputs[2 * turn : 2 * turn + 2]]
+        for y, x in zip(graphs, inputs[2 * turn + 2 - len(graphs) :], strict=False):
+            got = torch.autograd.grad(y, parameters, retain_graph=retain or y is graphs[-1])
+            dense = torch.nn.functional.linear(x, layer.dense_weight(), layer.bias).square().sum()
+            for one, other in zip(got, torch.autograd.grad(dense, parameters), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    assert len(_scratch.lender._buffers) > 0
 
 
 @pytest.mark.parametrize("gates", [1, 4])
