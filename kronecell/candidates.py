@@ -18,6 +18,7 @@ from kronecell.operation import Op
 from kronecell.order import greedy, optimal
 from kronecell.plan import Plan
 from kronecell.processor import LANES
+from kronecell.space import LEARNING_BYTES
 from kronecell.split import Split, thin_split
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
@@ -27,6 +28,7 @@ DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what
 CHUNK_ELEMENTS = 2**20
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
+LENT = LEARNING_BYTES // 4  # elements up to which the same memory is used at every step of a training
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 RUNS = 3  # of a product in training: itself, and the gradients of both operands
@@ -203,6 +205,7 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
     total = dict.fromkeys(AMOUNTS, 0.0)
     ops = {op.out: op for op in plan.program.hot}
     share = rows / plan.rows  # op.copied and op.matrices are for the rows of the plan
+    made: list[float] = []  # sizes of all that the forward makes
     for i, step in enumerate(step for step in plan.steps if not step.hoisted):
         op = ops[step.name]
         forward = 1 + (training and i < again)
@@ -217,11 +220,13 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
         written, copied = step.size * rows * pairs, op.copied * share
         total["written"] += forward * written + back * big * rows
         total["copied"] += forward * copied + (2 * big * rows if back and op.moves_gradient else 0)
-        total["fresh"] += sum(size for size in (written, copied / 2) if size > FRESH)
+        made += [written, copied / 2]
         if op.matrices > 1:
             total["batched"] += runs * macs
             total["matrix"] += runs * op.matrices * (share if op.spread else 1)
         total["call"] += runs
+    if not training or sum(made) > LENT:
+        total["fresh"] += sum(size for size in made if size > FRESH)
     if plan.program.last.permutation is not None and not plan.program.straight:
         total["copied"] += 2 * rows * prod(plan.network.shape(plan.network.outputs))
     return total

@@ -14,7 +14,7 @@ from torch import Tensor
 
 Slot = tuple[str, str]
 KEPT_BYTES = 20 * 2**20  # of all buffers of a space that are kept between calls
-LEARNING_BYTES = 64 * 2**20  # the same in training, where memory is wanted again at the next step
+LEARNING_BYTES = 128 * 2**20  # the same in training, where memory is wanted again at the next step
 
 _owners: Any = getattr(torch._C, "_storage_Use_Count", None)  # private to torch, so it may be absent
 ALONE = 2  # owners of memory that one tensor has: the tensor, and the storage by which it is asked for
