@@ -15,6 +15,7 @@
 
 #define DEEP 512   /* length of the sums that are made at once: so much of w stays in cache */
 #define TALL 64    /* rows of x that are read at once where they are summed over */
+#define GROUP 8    /* of these, rows after which memory is asked for more */
 #define TILE 4     /* columns of g at once */
 #define DOTS 4     /* columns up to which they are made as sums along the rows */
 #define PART 384   /* rows of x whose product is folded up at once; a multiple of the rows above and below */

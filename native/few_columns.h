@@ -266,7 +266,7 @@ TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *
 }
 
 /* to (TILE, WIDE) = from (nothing, if there is none) + g^T x for a block of rows. Of what is needed later, `ask` lines of
- * memory are asked for with every row: more at once would have to wait. */
+ * memory are asked for with every GROUP of rows: more at once would have to wait. */
 INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, const float *from, float *to,
                        long to_stride, long rows, const float *next, long ask) {
     vec sums[TILE][WIDE / LANES];
@@ -274,15 +274,18 @@ INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
         for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = from ? *(const vec *)(from + n * WIDE + v * LANES) : (vec){0};
-    for (long r = 0; r < rows; r++, x += stride, g += columns) {
+    for (long start = 0; start < rows; start += GROUP) {
+        long stop = start + GROUP < rows ? start + GROUP : rows;
         for (long i = 0; i < ask; i++, next += LINE) __builtin_prefetch(next, 0, 2);
-        vec b[WIDE / LANES];
+        for (long r = start; r < stop; r++, x += stride, g += columns) {
+            vec b[WIDE / LANES];
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
+            for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
 #pragma GCC unroll 4
-        for (int n = 0; n < TILE; n++)
+            for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-            for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+                for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+        }
     }
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
@@ -302,7 +305,7 @@ INLINE void NAME(add_line)(const float *tiles, long across, long line, float *ou
         out[k] += tiles[((k / WIDE * across + line / TILE) * TILE + line % TILE) * WIDE + k - NAME(tile_at)(k, depth)];
 }
 
-/* Lines of memory that are asked for with every row, by the tiles before this one, if `all` are by all tiles. */
+/* Lines of memory that the tiles before this one ask for with every GROUP of rows, if `all` are asked for by all tiles. */
 INLINE long NAME(asked_before)(long tile, long tiles, long all) { return tile * all / tiles; }
 
 /* The depth must be at least WIDE. */
@@ -313,7 +316,7 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
     float *last = sums + tiles * size, *numbers = last + TALL * TILE;
     if (!sums) return 1;
     const long whole = columns - columns % TILE;
-    const long lines = bytes ? 0 : (depth + LINE - 1) / LINE;
+    const long lines = bytes ? 0 : (GROUP * depth + LINE - 1) / LINE;
     for (long r = 0; r < rows; r += TALL, g += TALL * columns) {
         long tall = rows - r < TALL ? rows - r : TALL;
         const float *here = (const float *)x + r * depth, *next = here + TALL * depth;
@@ -330,7 +333,7 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
             for (long n = 0; n < columns; n += TILE, to += size) {
                 const long before = NAME(asked_before)(tile++, tiles, lines), after = NAME(asked_before)(tile, tiles, lines);
                 NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall,
-                           next + before * TALL * LINE, after - before);
+                           next + before * (TALL / GROUP) * LINE, after - before);
             }
         }
     }

@@ -150,19 +150,19 @@ INLINE float *NAME(by_place)(const float *factors, long lines, long places, long
 }
 
 /* sums (tiles of lines and depth) += f x for some places of one row of x, or = for the first; the sums of the last go to v.
- * Of `later`, `asked` lines of memory are asked for with every place. A function of its own: with the rest around it, sums
- * would not stay in registers. */
+ * Of `later`, `asked` lines of memory are asked for with every GROUP of places. A function of its own: with the rest around
+ * it, sums would not stay in registers. */
 TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, const float *turned, float *v, float *sums,
                                                               long places, long depth, long lines, long width, int first,
                                                               int last, const float *later, long asked) {
-    const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE);
+    const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE), groups = (places + GROUP - 1) / GROUP;
     for (long k = 0, t = 0; k < depth; k += WIDE) {
         const long at = NAME(tile_at)(k, depth); /* the last makes some numbers again, with the same bits */
         for (long n = 0; n < width; n += TILE, sums += TILE * WIDE) {
             const long before = NAME(asked_before)(t++, tiles, asked), after = NAME(asked_before)(t, tiles, asked);
             const int straight = last && n + TILE <= lines;
             NAME(tile)(x + at, depth, turned + n, width, first ? NULL : sums, straight ? v + n * depth + at : sums,
-                       straight ? depth : WIDE, places, later + before * places * LINE, after - before);
+                       straight ? depth : WIDE, places, later + before * groups * LINE, after - before);
             for (long i = n; last && !straight && i < lines; i++)
                 memcpy(v + i * depth + at, sums + (i - n) * WIDE, sizeof(float) * WIDE);
         }
@@ -180,7 +180,7 @@ INLINE void NAME(both)(const float *x, float *prepared, const float *turned, flo
         const float *here = x + p * depth, *later = here + some * depth;
         NAME(multiply_part)(here, 0, prepared, y + p * columns, some, depth, columns, depth > DEEP ? NULL : later, asked);
         NAME(sum_places)(here, turned + p * width, v, sums, some, depth, lines, width, p == 0, p + some == places,
-                         later + some * asked, (depth - asked + LINE - 1) / LINE);
+                         later + some * asked, (GROUP * (depth - asked) + LINE - 1) / LINE);
     }
 }
 
