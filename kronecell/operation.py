@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from kronecell.space import Slot, Space
 MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
 
 
+class Merged(NamedTuple):
+    """A permutation of legs of which those that stay together are one; -1 stands for the number of rows.
+
+    Every call of torch counts where x is small, or has just pushed everything else out of the cache.
+    """
+
+    legs: tuple[int, ...]
+    permutation: tuple[int, ...]
+    back: tuple[int, ...]  # the inverse
+    permuted: tuple[int, ...]  # the legs after it
+
+
 @dataclass(frozen=True)
 class View:
     """How an operand becomes a matrix or a batch of matrices: split into legs, permute, merge into groups."""
@@ -22,49 +35,43 @@ class View:
     legs: tuple[int, ...]
     permutation: tuple[int, ...] | None  # None: already in order
     groups: tuple[int, ...]
-    _moves: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False, default=())
+    _merged: Merged | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if self.permutation is not None:  # at once: a tracer must find it ready
-            object.__setattr__(self, "_moves", _moves_of(self.legs, self.permutation))
+            object.__setattr__(self, "_merged", _merged(self.legs, self.permutation))
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        if self.permutation is None:
+        if self.permutation is None or self._merged is None:
             return tensor.reshape(self.groups)
         if torch.compiler.is_compiling():  # with legs in one, a graph for every number of rows cannot be proved
             return tensor.reshape(self.legs).permute(self.permutation).reshape(self.groups)
-        legs, permutation, _, moved = self._moves
-        tensor = tensor.reshape(legs).permute(permutation)
-        return tensor if moved == self.groups else tensor.reshape(self.groups)
+        tensor = tensor.reshape(self._merged.legs).permute(self._merged.permutation)
+        return tensor if self._merged.permuted == self.groups else tensor.reshape(self.groups)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """From the groups back to the order the operand had; in what grouping is left to the caller."""
-        if self.permutation is None:
+        if self._merged is None:
             return tensor
-        _, _, back, moved = self._moves
-        return (tensor if moved == self.groups else tensor.reshape(moved)).permute(back)
+        permuted = self._merged.permuted
+        return (tensor if permuted == self.groups else tensor.reshape(permuted)).permute(self._merged.back)
 
 
-def _moves_of(legs: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Legs, their permutation, its inverse and the legs after it, with legs that stay together counted as one.
-
-    Every call of torch counts where x is small, or has just pushed everything else out of the cache.
-    """
+def _merged(legs: tuple[int, ...], permutation: tuple[int, ...]) -> Merged:
     runs: list[list[int]] = []
     for leg in permutation:
         if runs and runs[-1][-1] + 1 == leg:
             runs[-1].append(leg)
         else:
             runs.append([leg])
-    order = sorted(range(len(runs)), key=runs.__getitem__)  # of the runs, as they lie
-    sizes = [_merged([legs[leg] for leg in run]) for run in runs]
-    permuted = sorted(range(len(runs)), key=order.__getitem__)
-    return tuple(sizes[i] for i in order), tuple(permuted), tuple(order), tuple(sizes)
+    sizes = [[legs[leg] for leg in run] for run in runs]
+    permuted = tuple(-1 if -1 in together else prod(together) for together in sizes)
+    back = sorted(range(len(runs)), key=runs.__getitem__)
+    return Merged(tuple(permuted[i] for i in back), _inverse(back), tuple(back), permuted)
 
 
-def _merged(sizes: list[int]) -> int:
-    """The size of several legs as one; the number of rows, -1, is not known."""
-    return -1 if -1 in sizes else prod(sizes)
+def _inverse(permutation: list[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
 
 
 @dataclass(frozen=True)

@@ -68,27 +68,25 @@ class Space:
 class Lender(Space):
     """Buffers for what autograd keeps until the backward; they are lent again when nobody has them any more."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lent: list[Tensor] = []  # never more than may be kept
+
     def take(self, slot: Slot, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Memory of this shape, with anything in it; valid as long as the tensor lives."""
-        size, free = prod(shape), self._free()
+        size = prod(shape)
+        free = [buffer for buffer in self._lent if _owners(buffer.untyped_storage()._cdata) == ALONE]
         for buffer in free:
             if size <= buffer.numel() <= 2 * size and buffer.dtype == like.dtype and buffer.device == like.device:
                 return buffer[:size].view(shape)
         fresh = like.new_empty(size)
-        total = fresh.nbytes + sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+        if _owners is None or fresh.nbytes > LEARNING_BYTES:
+            return fresh.view(shape)
+        total = fresh.nbytes + sum(buffer.nbytes for buffer in self._lent)
         while free and total > LEARNING_BYTES:
             given_back = free.pop(0)
             total -= given_back.nbytes
-            self._buffers = [buffer for buffer in self._buffers if buffer is not given_back]
-        if _owners is not None and total <= LEARNING_BYTES:
-            self._buffers.append(fresh)
+            self._lent = [buffer for buffer in self._lent if buffer is not given_back]
+        if total <= LEARNING_BYTES:
+            self._lent.append(fresh)
         return fresh.view(shape)
-
-    def keep_some(self, learning: bool = True) -> None:
-        """At the end of a call: there are never more buffers than may be kept."""
-        self.brought.clear()
-
-    def _free(self) -> list[Tensor]:
-        """The buffers whose memory nobody else has."""
-        buffers = [buffer for buffer in self._buffers if buffer is not None]
-        return [buffer for buffer in buffers if _owners(buffer.untyped_storage()._cdata) == ALONE]

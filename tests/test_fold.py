@@ -17,7 +17,7 @@ from tests.test_compiled import EPS, built, counted, operand, used
 
 SIZES = {
     "rows": st.integers(1, 9),
-    "places": st.one_of(st.integers(1, 40), st.integers(380, 400)),
+    "places": st.one_of(st.integers(1, 90), st.integers(380, 400)),
     "depth": st.integers(0, 40),
     "outer": st.integers(1, 3),
     "shared": st.integers(1, 4),
@@ -43,6 +43,7 @@ def in_doubles(x: Tensor, weight: Tensor, factors: Tensor, inner: int) -> tuple[
 @example(rows=33, places=13, depth=40, outer=1, shared=1, inner=4, others=16, bytes_=False)
 @example(rows=9, places=390, depth=0, outer=1, shared=3, inner=1, others=4, bytes_=False)
 @example(rows=5, places=160, depth=0, outer=1, shared=4, inner=4, others=4, bytes_=False)  # as many as fill registers
+@example(rows=3, places=45, depth=430, outer=1, shared=2, inner=4, others=3, bytes_=False)  # in slices of the depth
 @example(rows=7, places=33, depth=5, outer=1, shared=1, inner=COMPILED_COLUMNS, others=16, bytes_=False)
 def test_the_kernels_are_two_products_and_their_gradients(
     rows: int, places: int, depth: int, outer: int, shared: int, inner: int, others: int, bytes_: bool

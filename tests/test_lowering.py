@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
 from kronecell.candidates import Chunked, candidates
-from kronecell.operation import Op
+from kronecell.operation import Op, View
 from kronecell.plan import Plan
 from tests.cases import dense_product
 
@@ -82,3 +84,18 @@ def test_no_product_with_a_large_x_in_block_term_form_copies_it(shared: bool) ->
     assert isinstance(plan, Chunked)
     first, second, *_ = plan.plan.program.hot
     assert first.parts == (2 if shared else 8) and not first.copied and not second.copied
+
+
+@given(data=st.data())
+def test_a_view_is_a_permutation_of_legs_and_can_be_undone(data: st.DataObject) -> None:
+    legs = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    permutation = data.draw(st.permutations(range(len(legs))))
+    moved = [legs[i] for i in permutation]
+    cut, rows = (data.draw(st.integers(0, len(legs) - least)) for least in (0, 1))
+    given_legs = tuple(-1 if i == rows else size for i, size in enumerate(legs))
+    as_given = tuple(given_legs[i] for i in permutation)
+    groups = data.draw(st.sampled_from([tuple(moved), as_given, (torch.Size(moved[:cut]).numel(), -1)]))
+    tensor = torch.arange(torch.Size(legs).numel()).reshape(legs)
+    view = View(given_legs, tuple(permutation), groups)
+    assert torch.equal(view(tensor), tensor.permute(permutation).reshape(groups))
+    assert torch.equal(view.undo(view(tensor)).reshape(legs), tensor)

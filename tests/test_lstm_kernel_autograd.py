@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from kronecell import lstm_kernel
-from tests.lstm_cases import (
-    assert_rounded,
-    built,
-    combination,
-    doubled,
-    equations,
-    infer,
-    operands,
-)
+from tests.lstm_cases import assert_rounded, built, combination, doubled, equations, infer, operands
 
 LOSSES: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "output, a sum": lambda r: r[0].sum(),

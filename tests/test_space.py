@@ -73,13 +73,13 @@ def test_a_lender_has_no_more_memory_than_it_may_keep(monkeypatch: pytest.Monkey
     for sizes in ((20,), (10, 12), (30,), (4, 8, 12, 16)):
         lent = [lender.take(("a", "product"), (size,), like) for size in sizes]
         assert [tensor.numel() for tensor in lent] == [*sizes]
-        assert sum(buffer.nbytes for buffer in lender._buffers if buffer is not None) <= 100
+        assert 0 < sum(buffer.nbytes for buffer in lender._lent) <= 100
 
 
 def test_without_a_count_of_owners_all_memory_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kronecell.space._owners", None)
     lender = Lender()
-    assert lender.take(("a", "product"), (3,), torch.zeros(0)).shape == (3,) and not lender._buffers
+    assert lender.take(("a", "product"), (3,), torch.zeros(0)).shape == (3,) and not lender._lent
 
 
 @pytest.mark.parametrize("retain", [False, True])
@@ -101,7 +101,11 @@ def test_what_autograd_keeps_is_not_overwritten_before_its_backward(
             dense = torch.nn.functional.linear(x, layer.dense_weight(), layer.bias).square().sum()
             for one, other in zip(got, torch.autograd.grad(dense, parameters), strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-    assert len(_scratch.lender._buffers) > 0
+    graphs.clear()
+    del y  # the last graph
+    places = {buffer.data_ptr() for buffer in _scratch.lender._lent}
+    torch.autograd.grad(layer(inputs[0]).sum(), parameters)
+    assert places and {buffer.data_ptr() for buffer in _scratch.lender._lent} == places
 
 
 @pytest.mark.parametrize("gates", [1, 4])
