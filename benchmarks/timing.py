@@ -17,7 +17,7 @@ REPEATS = 15
 SAMPLE_SECONDS = 0.001  # a sample of a quick case is a loop of at least this long
 CASE_SECONDS = 4.0  # a case that has used up this much is not repeated any more
 FEWEST = 3
-QUICK_SECONDS = 0.03
+QUICK_SECONDS = 0.2  # up to which a sample follows a call of the same case: a step of a training follows its like
 SLOW_SECONDS = 0.8  # a case whose first call takes longer is not called again
 
 
@@ -51,8 +51,9 @@ def interleave(
 
     A case is repeated until it has used up `case_seconds`, but `fewest` times at least. One that takes long, or
     `give_up` times as long as the fastest, keeps the sample of its first call; the cases in `always` get all their
-    repeats. A sample of a quick case follows a call of the same case that is not timed. `called`
-    has the seconds of cases whose first call was made before.
+    repeats. A sample of a quick case follows a call of the same case that is not timed, as in use it follows its like:
+    what it finds mapped of memory, and in the caches, is its own. `called` has the seconds of cases whose first call
+    was made before.
     """
     called = called or {}
     first = {name: called[name] if name in called else sample(call, 1) for name, call in cases.items()}

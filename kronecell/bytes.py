@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronecell.narrow import autocast_off, both_compiled, kernel, narrow, narrow_gradient
+from kronecell.narrow import both_compiled, kernel, narrow, narrow_gradient
 from kronecell.operation import Op
 from kronecell.processor import LANES
+from kronecell.watched import autocast_off
 
 # Unless SHARE asks for more, the numbers of a chunk stay in a core's cache; with narrow registers the kernel for few
 # columns, which wants more of them at a time, gains more than the next cache loses.

@@ -143,14 +143,14 @@ class Prices:
 
     `batched` is what a multiply-add costs more in a batch of small matrices than in one large product. The constants
     are those with which the model's choices lose least time over the candidates of all formats at the paper's shape,
-    in float32, on one machine of each kind: with AVX-512 found by benchmarks/prices.py (before there was `batched`;
-    with the compiled kernels a new fit chose hardly better), with AVX2 by a random search over timings taken alike.
-    They are judged on the shapes they were chosen for.
+    in float32: with AVX-512 by a search over the timings of two machines, of which one has an AMD processor (the
+    timings of benchmarks/prices.py), with AVX2 by one over those of one machine. They are judged on the shapes they
+    were chosen for.
     """
 
-    batched: float = 0.0
-    read: float = 14.0
-    written: float = 10.0
+    batched: float = 0.4
+    read: float = 20.0
+    written: float = 20.0
     fresh: float = 180.0
     copied: float = 42.0
     matrix: float = 7_000.0

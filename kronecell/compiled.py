@@ -1,4 +1,4 @@
-"""The compiled kernels of native/: a tall x times a few columns and its gradient, and the recurrence of an LSTM.
+"""The compiled kernels of native/: a tall x times a few columns and its gradient, products of matrices, and the rest.
 
 They are built when the package is installed, if there is a C compiler; without them everything runs, more slowly.
 KRONECELL_COMPILED=0 in the environment leaves them aside.
@@ -35,6 +35,17 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "lstm_forward": (None, *[_address] * 9, _whole, *[_size] * 3, _whole),
     "lstm_backward": (None, *[_address] * 8, _whole, *[_size] * 3, _whole),
     "products": (_whole, _address, _size, _address, _address, _address, _size, _address),
+    "matrix_products": (
+        _whole,
+        *(_address, *[_size] * 3) * 2,
+        _address,
+        _size,
+        _size,
+        _whole,
+        *[_size] * 4,
+        _whole,
+    ),
+    "amd": (_whole,),
     "lstm_weight_gradient": (_whole, *[_address] * 4, *[_size] * 3, _whole),
 }
 

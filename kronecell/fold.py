@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import COMPILED_COLUMNS, compiled_suits, numbers, ordinary, plain
+from kronecell.narrow import COMPILED_COLUMNS, compiled_suits
 from kronecell.operation import Op
 from kronecell.space import Space
+from kronecell.watched import numbers, ordinary, plain
 
 LEAST_ELEMENTS = 2**20  # of x; with fewer, it is in cache, and the factors take longer to lay out than the fold saves
 MOST_OTHERS = 16  # with more, a batch of products is as fast
@@ -57,11 +58,14 @@ class Fold:
             return False
         return numbers(y, v, upstream) and all(part.is_contiguous() for part in (y, v, upstream))
 
-    def room(self, x: Tensor) -> Tensor | None:
-        """Memory for v, unless it is large beside x or x has other sizes than those that the kernels take."""
+    def room(self, x: Tensor, space: Space | None) -> Tensor | None:
+        """Memory for v, of a space if there is one; None if v is large beside x or x has sizes that no kernel takes."""
         depth, lines = self.first.a.groups[1], self.shared * self.others
         small = TURNED_PART * lines <= self.places and depth >= compiled.LEAST_DEPTH > 0
-        return x.new_empty(len(x), lines, depth) if small and x.dtype == torch.float32 else None
+        if not small or x.dtype != torch.float32:
+            return None
+        shape = (len(x), lines, depth)
+        return x.new_empty(shape) if space is None else space.take((self.first.out, "turned"), shape, x)
 
     def run(
         self, x: Tensor, small: Sequence[Tensor | None], keep: bool, v: Tensor | None, space: Space | None

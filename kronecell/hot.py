@@ -18,9 +18,10 @@ from torch import Tensor
 
 from kronecell import last
 from kronecell.fold import Fold
-from kronecell.narrow import autocast_off, ordinary, unwatched
+from kronecell.matrices import add_product, multiply
 from kronecell.operation import Op, View
 from kronecell.space import Lender, Slot, Space
+from kronecell.watched import autocast_off, ordinary, unwatched
 
 LARGE = 2**20  # elements of x: with fewer, fresh memory costs less than to look for used one
 KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are kept for the backward
@@ -86,10 +87,17 @@ def _whole(hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, st
 
 
 def _in(
-    space: Space, hot: Hot, x: Tensor, small: Sequence[Tensor], bias: Tensor | None, straight: bool
+    space: Space,
+    hot: Hot,
+    x: Tensor,
+    small: Sequence[Tensor],
+    bias: Tensor | None,
+    straight: bool,
+    keep: bool = True,
+    v: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """All steps with what x is before each, in the memory of a space; the result is not: others will have it."""
-    lefts = _lefts(hot, len(hot.ops) - 1, x, small, space.next_chunk())
+    """As `_forward`, in the memory of a space; the result is not: others will have it. Not for a fold that is all."""
+    lefts = _lefts(hot, len(hot.ops) - 1, x, small, space.next_chunk(), keep, v)
     y = _end(hot, _there(lefts[-1]), small[-1], bias, straight)
     space.keep_some()
     return y, lefts
@@ -157,9 +165,9 @@ def _end(
     y = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     place = y.transpose(0, 1)
     if bias is None:
-        torch.bmm(a, b, out=place)
+        multiply(a, b, place)
     else:
-        torch.baddbmm(bias.reshape(len(a), 1, -1), a, b, out=place)
+        add_product(place.copy_(bias.reshape(len(a), 1, -1)), a, b)
     return y.reshape(len(y), len(a) * b.shape[2])
 
 
@@ -194,16 +202,18 @@ class _Hot(torch.autograd.Function):
         first = x if any(of_small) else None
         operands = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
         folds = hot.fold is not None and not of_x and all(of_small[:2]) and hot.fold.suits(x, small)
-        v = hot.fold.room(x) if hot.fold is not None and folds else None
+        lender = _scratch.lender if x.numel() >= LARGE and _keeps(x, *small) else None
+        v = hot.fold.room(x, lender) if hot.fold is not None and folds else None
         if hot.chunk is not None and len(x) > hot.chunk:
             kept = _Kept(of_small)
             y = _run(hot, x, small, bias, hot.straight, kept, v)
             middle = kept.buffers[1:]
         else:
-            if hot.fold is None and x.numel() >= LARGE and _keeps(x, *small):
-                y, lefts = _in(_scratch.lender, hot, x, small, bias, hot.straight)
+            keep = len(small) > 1 and of_small[1]
+            if lender is not None and (hot.fold is None or len(hot.ops) > 2):
+                y, lefts = _in(lender, hot, x, small, bias, hot.straight, keep, v)
             else:
-                y, lefts = _forward(hot, x, small, bias, hot.straight, None, len(small) > 1 and of_small[1], v)
+                y, lefts = _forward(hot, x, small, bias, hot.straight, None, keep, v)
             middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]
         ctx.save_for_backward(first, v, *operands, *middle)
         return y

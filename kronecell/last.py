@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import numbers, ordinary
 from kronecell.processor import LANES
+from kronecell.watched import numbers, ordinary
 
 MOST_DEPTH, MOST_DEPTH_BACK = 32, 16  # with longer sums, BLAS is nearly as fast, or for the gradients faster
 LEAST_ROWS = 4  # with fewer, to ask whether the kernel takes them costs more than it saves

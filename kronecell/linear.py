@@ -13,12 +13,12 @@ from kronecell.candidates import Runner, candidates, predict, splits
 from kronecell.errors import ShapeError
 from kronecell.formats import Format, Shared, parse
 from kronecell.kept import Kept
-from kronecell.narrow import autocast_off
 from kronecell.network import Network
 from kronecell.order import Tree, optimal
 from kronecell.plan import Plan, check_tensor
 from kronecell.split import OUT, Split
 from kronecell.tune import Product, bucket, choose, edition, explain
+from kronecell.watched import autocast_off
 
 Layer = TypeVar("Layer", bound="TensorLinear")
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import autocast_off, ordinary, unwatched
 from kronecell.processor import LANES
 from kronecell.space import Space
+from kronecell.watched import autocast_off, ordinary, unwatched
 
 ROWS_OF_A_THREAD = 4  # of the batch, at least: every thread reads all of U
 WORTH_A_THREAD = 2**20  # multiply-adds

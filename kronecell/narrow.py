@@ -7,16 +7,16 @@ faster where was measured on one core (benchmarks/results/kernels.md).
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from kronecell import compiled
+from kronecell.matrices import add_product, instead_of_blas, multiply, suits
 from kronecell.processor import LANES
+from kronecell.watched import numbers, ordinary, plain
 
 COMPILED_COLUMNS = 2 * LANES  # at most
 DEEP, DEEP_COLUMNS = 256, {8: 256}  # from this depth on, so many, by lanes; measured with AVX2 only
@@ -44,7 +44,9 @@ def narrow(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         return compiled.few_columns(x, weight, out)
     if kind == "oneDNN":
         return _kernel(x, weight, None, "none", [], "")
-    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+    if out is not None or suits(x, weight.t(), out):
+        return multiply(x, weight.t(), out)
+    return F.linear(x, weight)
 
 
 def kernel(x: Tensor, weight: Tensor) -> str:
@@ -62,27 +64,7 @@ def narrow_gradient(x: Tensor, gradient: Tensor, total: Tensor | None = None) ->
     """The gradient of W, G^T x, from that of the product; added to `total`, in place, if that is given."""
     if both_compiled(x, gradient, gradient.shape[1]) and len(x) == len(gradient):
         return compiled.column_sums(x, gradient, total)
-    return gradient.t() @ x if total is None else total.addmm_(gradient.t(), x)
-
-
-def ordinary(x: Tensor) -> bool:
-    """Nobody follows the operations but backward(): no compiler, transform of torch.func, forward mode or autocast."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
-        or (
-            torch._C._is_any_autocast_enabled() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-        )
-    )
-
-
-def autocast_off(like: Tensor) -> AbstractContextManager[Any]:
-    """No autocast on this tensor's device; there are devices for which torch cannot even be asked for none."""
-    kind = like.device.type
-    on = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else nullcontext()
+    return multiply(gradient.t(), x) if total is None else add_product(total, gradient.t(), x)
 
 
 def onednn_faster(elements: int, depth: int, columns: int) -> bool:
@@ -115,6 +97,7 @@ def compiled_faster_for_bytes(elements: int, depth: int, columns: int) -> bool:
 def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
+        and not instead_of_blas()  # what takes the place of BLAS there is as fast, and writes where it is told to
         and x.dtype == torch.float32
         and onednn_faster(x.numel(), *reversed(weight.shape))
         and bool(torch.backends.mkldnn.enabled)
@@ -141,31 +124,3 @@ def spread_compiled(x: Tensor, gradient: Tensor, total: Tensor | None) -> bool:
         return False
     fits = x.shape[2] >= compiled.LEAST_DEPTH and x.shape[1] * gradient.shape[1] <= SPREAD_RESULTS
     return fits and plain(x, gradient) and numbers(x) and (total is None or (numbers(total) and total.is_contiguous()))
-
-
-def plain(x: Tensor, small: Tensor) -> bool:
-    """Whether the two are numbers in memory, and nobody wants to know what is done with them."""
-    return (
-        ordinary(x)  # first of all: a tracer would take a look at sizes for a condition
-        and unwatched(x)
-        and numbers(small)
-        and x.is_cpu
-        and x.is_contiguous()
-        and small.is_contiguous()
-        and not (torch.is_grad_enabled() and (x.requires_grad or small.requires_grad))
-    )
-
-
-def numbers(*tensors: Tensor) -> bool:
-    """Whether these are float32 in the memory of the CPU, and no mode of torch wants to hear of operations."""
-    return all(t.dtype == torch.float32 and t.is_cpu and unwatched(t) for t in tensors)
-
-
-def unwatched(tensor: Tensor) -> bool:
-    """Whether this is a tensor and nothing but that, and no mode of torch wants to hear of operations."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and torch._C._has_storage(tensor)  # one of a batch of gradients has none of its own
-        and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see the kernels here
-        and not (tensor.is_neg() or tensor._is_zerotensor())  # whose numbers are not those in memory
-    )

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import narrow, narrow_gradient, ordinary, spread_compiled
+from kronecell.matrices import add_product, multiply
+from kronecell.narrow import narrow, narrow_gradient, spread_compiled
 from kronecell.space import Slot, Space
+from kronecell.watched import ordinary
 
 MANY = 2**19  # elements of gradients, one per leading index, from which they are summed as they are made
 
@@ -156,7 +158,7 @@ class Op:
         else:
             result = b.new_empty(shape)
         for piece, place in zip(pieces, result, strict=True):
-            torch.bmm(piece, b, out=place)
+            multiply(piece, b, place)
         return result
 
     def product_into(self, left: Tensor, small: Tensor, result: Tensor) -> None:
@@ -210,9 +212,7 @@ class Op:
         if self.narrow:
             return narrow_gradient(big, gradient, total)
         a, b = (gradient, big.mT) if self.swapped else (big.mT, gradient)
-        if total is None:
-            return a @ b
-        return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
+        return multiply(a, b) if total is None else add_product(total, a, b)
 
     @staticmethod
     def _spread_gradient(b: Tensor, gradient: Tensor, total: Tensor | None, space: Space | None, slot: Slot) -> Tensor:
@@ -239,14 +239,11 @@ class Op:
         a = small.mT
         if self.parts > 1:
             pieces = [piece.expand(gradient.shape[1], -1, -1) for piece in a.chunk(self.parts, -1)]
-            products = [torch.bmm(piece, of) for piece, of in zip(pieces, gradient, strict=True)]
+            products = [multiply(piece, of) for piece, of in zip(pieces, gradient, strict=True)]
             return self.b.undo(torch.stack(products).sum(0))
         return self.b.undo(matmul(a.expand(len(gradient), -1, -1) if self.spread else a, gradient, space, slot))
 
 
 def matmul(a: Tensor, b: Tensor, space: Space | None, slot: Slot) -> Tensor:
     """The product of two matrices or of two batches of them, in the memory of a slot if there is a space."""
-    multiply = torch.mm if a.ndim == 2 else torch.bmm
-    if space is None:
-        return multiply(a, b)
-    return multiply(a, b, out=space.take(slot, (*a.shape[:-1], b.shape[-1]), a))
+    return multiply(a, b, None if space is None else space.take(slot, (*a.shape[:-1], b.shape[-1]), a))

@@ -19,11 +19,11 @@ from kronecell.errors import PlanError, ShapeError
 from kronecell.fold import fold_of
 from kronecell.hot import Hot, run_hot
 from kronecell.lowering import Program, constant_tensor, lower
-from kronecell.narrow import ordinary
 from kronecell.network import Network
 from kronecell.order import Tree, leaves
 from kronecell.products import Products, products_of
 from kronecell.steps import Step, steps_of
+from kronecell.watched import ordinary
 
 CONVERTED_ELEMENTS = 2**21  # of uint8 input that are numbers at a time, unless SHARE asks for more
 

@@ -1,7 +1,7 @@
 """What the choice of kernels and the cost model know about the processor: the width of its vector registers.
 
-Of the machine they look at nothing else, so that two of one kind choose alike and training resumes bit for bit, if both
-have the compiled kernels or neither has.
+Of the machine they look at nothing else but the maker of the processor (matrices.py), so that two of one kind choose
+alike and training resumes bit for bit, if both have the compiled kernels or neither has.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kronecell import compiled
-from kronecell.narrow import autocast_off, numbers, ordinary
 from kronecell.operation import Op, View
+from kronecell.watched import autocast_off, numbers, ordinary
 
 MOST = 2**18  # multiply-adds of all products, and elements of one operand: larger ones are for BLAS
 

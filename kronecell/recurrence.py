@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronecell.narrow import ordinary
+from kronecell.watched import ordinary
 
 State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
 Map = Callable[[Tensor], Tensor]

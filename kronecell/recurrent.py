@@ -23,7 +23,6 @@ from kronecell.formats import Shared
 from kronecell.kept import Kept
 from kronecell.layer_formats import FormatSpecs, layer_formats
 from kronecell.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
-from kronecell.narrow import ordinary, unwatched
 from kronecell.order import Tree
 from kronecell.recurrence import (
     Packed,
@@ -38,6 +37,7 @@ from kronecell.recurrence import (
     run_scan,
 )
 from kronecell.sequences import Sequence, open_sequence
+from kronecell.watched import ordinary, unwatched
 
 Self = TypeVar("Self", bound="Recurrent")
 Weight = nn.Parameter | TensorLinear

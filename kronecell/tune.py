@@ -165,6 +165,7 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     times = max(1, round(SAMPLE_SECONDS / min(first.values())))  # a clock cannot tell microseconds apart
     for _ in range(repeats):
         for name in turns.sample(hopeful, len(hopeful)):
+            calls[name]()  # as in use, a call follows its like: the memory it finds mapped is its own
             seconds[name].append(_timed(calls[name], times))
     medians = {name: median(values) for name, values in seconds.items()}
     found = [Choice(name, price[name], medians.get(name, first.get(name))) for name in runners]

@@ -22,6 +22,7 @@
 #define HELD 40    /* places of x for which two products are made before the next places are read */
 #define ROWS_OF_REST 4 /* rows at once of those that are left */
 #define LINE 16    /* numbers that come from memory together */
+#define BYTES 64   /* the same of bytes */
 #define CONFLICT 256 /* rows of a multiple of this length compete for the same lines of the cache */
 #define BLOCK ((DEEP + LINE) * ROWS_OF_ONE + 240) /* numbers of x in a block, and some, so that two are not pages apart */
 #define COLUMNS (LANES / DEPTH)   /* in a register of w */

@@ -62,6 +62,7 @@ INLINE void NAME(block)(const float *x, long stride, const float *w, float *out,
     while (k + LINE <= depth) {
         for (int i = 0; i < asks; i++) __builtin_prefetch(next + k * ask_k + i * ask_row, 0, 2);
         if (from) {
+            for (int i = 0; i < rows * LINE; i += BYTES) __builtin_prefetch(from + AHEAD + i, 0, 2);
 #pragma GCC unroll 24
             for (int i = 0; i < rows * LINE; i += LANES) *(vec *)(to + i) = NUMBERS(from + i);
             from += rows * LINE, to += rows * LINE;

@@ -11,29 +11,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+
+#include "turn.h"
 
 #define DEEP 256       /* length of the sums that are made at once: a stripe of w that long stays in the first cache */
 #define TALL 96        /* rows of the batch whose states stay in cache, while w comes from further away */
 #define LONG 240       /* rows that are summed at once for the gradient of w; a power of two is slower: lines compete */
 #define GATES 48       /* lines of that gradient that are made at once; a multiple of all ROWS, and of 4 */
 #define MOST_STRIPES 4 /* of columns at once, where there are few rows */
-
-/* Four by four numbers are turned over. */
-static inline __attribute__((always_inline)) void turn(const float *from, long stride, float *to, long to_stride) {
-#if defined(__x86_64__)
-    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride);
-    __m128 c = _mm_loadu_ps(from + 2 * stride), d = _mm_loadu_ps(from + 3 * stride);
-    _MM_TRANSPOSE4_PS(a, b, c, d);
-    _mm_storeu_ps(to, a), _mm_storeu_ps(to + to_stride, b);
-    _mm_storeu_ps(to + 2 * to_stride, c), _mm_storeu_ps(to + 3 * to_stride, d);
-#else
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) to[i * to_stride + j] = from[j * stride + i];
-#endif
-}
 
 #if defined(__x86_64__)
 #define LANES 16

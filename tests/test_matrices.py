@@ -1,0 +1,166 @@
+"""Products of matrices: what the kernel computes, and where it takes the place of BLAS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kronecell as kc
+from kronecell import compiled, matrices
+from kronecell.candidates import Chunked, candidates
+from tests.test_compiled import EPS, built, counted, operand
+
+
+@pytest.fixture
+def slow_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor on which the kernel is used, whatever this one is."""
+    monkeypatch.setattr(matrices, "HALF_BLAS", True)
+
+
+def matrix(batch: int, rows: int, columns: int, turned: bool, gap: int, seed: int) -> Tensor:
+    """(batch, rows, columns) whose columns or rows lie together, each `gap` numbers from the next, which are NaN."""
+    lines, length = (columns, rows) if turned else (rows, columns)
+    memory = torch.full((batch, lines, length + gap), torch.nan)
+    memory[:, :, :length] = operand(batch * lines, length, False, seed).view(batch, lines, length)
+    numbers = memory[:, :, :length]
+    return numbers.mT if turned else numbers
+
+
+@built
+@settings(max_examples=150)
+@given(
+    batch=st.integers(1, 4), rows=st.integers(1, 30), depth=st.integers(1, 40), columns=st.integers(1, 70),
+    turned=st.tuples(st.booleans(), st.booleans()), gaps=st.tuples(*[st.integers(0, 3)] * 3), add=st.booleans(),
+    shared=st.sampled_from(["neither", "a", "b"]), threads=st.integers(1, 3),
+)  # fmt: skip
+@example(2, 200, 900, 40, (False, True), (0, 1, 2), True, "neither", 2)  # more than one slice of the depth, TALL rows
+@example(1, 13, 385, 700, (True, False), (1, 0, 0), False, "neither", 1)  # more columns than are packed at once
+@example(1, 385, 20, 520, (True, True), (0, 0, 1), True, "neither", 3)
+def test_the_kernel_multiplies_matrices_as_they_lie(
+    batch: int, rows: int, depth: int, columns: int, turned: tuple[bool, bool], gaps: tuple[int, int, int], add: bool,
+    shared: str, threads: int,
+) -> None:  # fmt: skip
+    a = matrix(1 if shared == "a" else batch, rows, depth, turned[0], gaps[0], 0).expand(batch, -1, -1)
+    b = matrix(1 if shared == "b" else batch, depth, columns, turned[1], gaps[1], 1).expand(batch, -1, -1)
+    memory = torch.full((batch, rows, columns + gaps[2]), torch.nan)
+    out = memory[:, :, :columns]
+    if add:
+        out.fill_(1)
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrices, "WORTH_A_THREAD", 1)
+        try:
+            torch.set_num_threads(threads)
+            matrices._run(a, b, out, add)
+        finally:
+            torch.set_num_threads(before)
+    wanted, most = a.double() @ b.double() + add, a.double().abs() @ b.double().abs() + 1
+    assert bool(((out - wanted).abs() <= (depth + 2) * EPS * most).all())
+    assert bool(memory[:, :, columns:].isnan().all())
+
+
+@built
+def test_threads_leave_the_bits(monkeypatch: pytest.MonkeyPatch, slow_blas: None) -> None:
+    monkeypatch.setattr(matrices, "WORTH_A_THREAD", 1)
+    before = torch.get_num_threads()
+    try:
+        for batch in (1, 5):
+            a, b = operand(batch * 50, 70, False).view(batch, 50, 70), operand(batch * 70, 40, False, 1)
+            found = []
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+                found.append(matrices.multiply(a, b.view(batch, 70, 40)))
+            assert all(torch.equal(product, found[0]) for product in found)
+    finally:
+        torch.set_num_threads(before)
+
+
+@built
+def test_a_row_has_the_same_bits_alone_and_among_others(slow_blas: None) -> None:
+    a, b = operand(205, 400, False), operand(400, 48, False, 1)
+    whole, some = torch.empty(205, 48), torch.empty(1, 48)
+    matrices._run(a, b, whole, add=False)
+    for row in (0, 11, 12, 191, 192, 204):
+        matrices._run(a[row : row + 1], b, some, add=False)
+        assert torch.equal(some[0], whole[row])
+
+
+@built
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        kc.TT((8, 20, 20, 18), (4, 4, 4, 4), 4),
+        kc.BT((8, 20, 20, 18), (4, 4, 4, 4), 4, P=2),
+        kc.HT((8, 20, 20, 18), (4, 4, 4, 4), 4),
+        kc.CP((8, 20, 20, 18), (4, 4, 4, 4), 8),
+    ],
+    ids=lambda fmt: fmt.kind,
+)
+def test_every_serious_candidate_uses_it_and_agrees_with_double_precision(
+    monkeypatch: pytest.MonkeyPatch, slow_blas: None, fmt: kc.Format, shared: bool
+) -> None:
+    rows = 16
+    factors = fmt.init(torch.Generator().manual_seed(0), gates=4, shared=shared)
+    exact = {name: tensor.double().requires_grad_() for name, tensor in factors.items()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in factors.items()}
+    x, bias = operand(rows, fmt.M, False), operand(1, 4 * fmt.N, False, 1)[0]
+    plan = candidates(fmt, rows, 4, shared)["optimal/32"]
+    y = plan.apply(x.double(), plan.prepare(exact), bias.double())
+    wanted = torch.autograd.grad(y.square().sum(), [*exact.values()])
+    for runner in (plan, Chunked(replace(plan, rows=4))):
+        with counted(monkeypatch, ("matrix_products",)) as calls:
+            got = runner.apply(x, runner.prepare(leaves), bias)
+            gradients = torch.autograd.grad(got.square().sum(), [*leaves.values()])
+            without = runner.apply(x, {name: tensor.detach() for name, tensor in runner.prepare(leaves).items()}, bias)
+        assert calls
+        assert (got - y).norm() <= 1e-5 * y.norm() and (without - y).norm() <= 1e-5 * y.norm()
+        for gradient, want in zip(gradients, wanted, strict=True):
+            assert (gradient - want).norm() <= 1e-5 * want.norm()
+
+
+@built
+def test_what_the_kernel_does_not_take_is_for_torch(monkeypatch: pytest.MonkeyPatch, slow_blas: None) -> None:
+    a, b = torch.ones(64, 64), torch.ones(64, 64)
+    assert matrices.suits(a, b, None) and matrices.suits(a.t(), b.t(), torch.empty(64, 64))
+    assert matrices.suits(a.expand(3, 64, 64), b.expand(3, 64, 64), None)
+    assert not matrices.suits(a, b, torch.empty(64, 64).t())
+    assert not matrices.suits(a, b, torch.empty(1, 64).expand(64, 64))
+    assert not matrices.suits(a.double(), b.double(), None)
+    assert not matrices.suits(a.to("meta"), b.to("meta"), None)
+    assert not matrices.suits(a, b[:, :7], None)
+    assert not matrices.suits(a[:7], b, None)
+    assert not matrices.suits(a[:8, :8], b[:8, :8], None)
+    assert not matrices.suits(a, b[:63], None)  # torch says what is wrong
+    assert not matrices.suits(a.expand(3, 64, 64), b.expand(2, 64, 64), None)
+    assert not matrices.suits(a.clone().requires_grad_(), b, None)
+    with torch.no_grad():
+        assert matrices.suits(a.clone().requires_grad_(), b, None)
+    with torch.autocast("cpu"):
+        assert not matrices.suits(a, b, None)
+    assert torch.equal(
+        torch.vmap(lambda v: matrices.multiply(v, b))(a.expand(2, 64, 64)), torch.full((2, 64, 64), 64.0)
+    )
+    monkeypatch.setattr(compiled, "library", None)
+    assert not matrices.suits(a, b, None)
+
+
+@built
+def test_where_blas_uses_the_whole_processor_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrices, "HALF_BLAS", False)
+    with counted(monkeypatch, ("matrix_products",)) as calls:
+        product = matrices.multiply(torch.ones(64, 64), torch.ones(64, 64))
+        total = matrices.add_product(torch.ones(2, 64, 64), torch.ones(2, 64, 64), torch.ones(2, 64, 64))
+    assert not calls and bool((product == 64).all()) and bool((total == 65).all())
+
+
+def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch, slow_blas: None) -> None:
+    monkeypatch.setattr(compiled, "library", SimpleNamespace(matrix_products=lambda *arguments: 1))
+    with pytest.raises(MemoryError, match="products of matrices"):
+        matrices.multiply(torch.ones(64, 64), torch.ones(64, 64))
