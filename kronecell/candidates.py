@@ -53,9 +53,9 @@ class Chunked:
         """As the plan's, chunk by chunk."""
         return self.plan.apply(x, prepared, bias, chunk=self.plan.rows)
 
-    def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+    def execute(self, x: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
         """Both."""
-        return self.apply(x, self.prepare(factors))
+        return self.apply(x, self.prepare(factors), bias)
 
     def __str__(self) -> str:
         return f"{self.plan}\nin chunks of {self.plan.rows} rows"

@@ -58,13 +58,17 @@ class Fold:
             return False
         return numbers(y, v, upstream) and all(part.is_contiguous() for part in (y, v, upstream))
 
+    @property
+    def turns(self) -> bool:
+        """Whether v is made in training: unless it is large beside x, or x has sizes that no kernel takes."""
+        small = TURNED_PART * self.shared * self.others <= self.places
+        return small and self.first.a.groups[1] >= compiled.LEAST_DEPTH > 0
+
     def room(self, x: Tensor, space: Space | None) -> Tensor | None:
-        """Memory for v, of a space if there is one; None if v is large beside x or x has sizes that no kernel takes."""
-        depth, lines = self.first.a.groups[1], self.shared * self.others
-        small = TURNED_PART * lines <= self.places and depth >= compiled.LEAST_DEPTH > 0
-        if not small or x.dtype != torch.float32:
+        """Memory for v, if it is made, of a space if there is one."""
+        if not self.turns or x.dtype != torch.float32:
             return None
-        shape = (len(x), lines, depth)
+        shape = (len(x), self.shared * self.others, self.first.a.groups[1])
         return x.new_empty(shape) if space is None else space.take((self.first.out, "turned"), shape, x)
 
     def run(

@@ -182,13 +182,20 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def lender() -> Lender:
+    """The memory of this thread for what autograd keeps."""
+    return _scratch.lender
+
+
 def _keeps(*tensors: Tensor | None) -> bool:
     """Whether memory like that of these may be used again by anybody: not a tracer's, nor one that is locked later.
 
     On a GPU it may be in use by another stream, and fresh memory costs nothing there.
     """
-    alone = not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
-    return alone and all(unwatched(tensor) and tensor.is_cpu for tensor in tensors if tensor is not None)
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    return unwatched(*given) and all(tensor.is_cpu for tensor in given)
 
 
 class _Hot(torch.autograd.Function):

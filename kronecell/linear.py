@@ -164,6 +164,10 @@ class TensorLinear(nn.Module):
                 f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
             )
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
+        like = getattr(self, self._names[0])
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and autocast_dtype(like) is None:
+            self._kept.drop()
+            return self.plan(rows).execute(x, self.factors(), bias)
         return self.prepared(rows, bias)(x)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from kronecell import compiled
 from kronecell.processor import LANES
 from kronecell.space import Space
-from kronecell.watched import autocast_off, ordinary, unwatched
+from kronecell.watched import autocast_off, numbers, ordinary
 
 ROWS_OF_A_THREAD = 4  # of the batch, at least: every thread reads all of U
 WORTH_A_THREAD = 2**20  # multiply-adds
@@ -32,9 +32,7 @@ def available() -> bool:
 
 def suits(*tensors: Tensor) -> bool:
     """Whether these are float32 numbers in memory, and nobody wants to know what is done with them."""
-    return ordinary(tensors[0]) and all(
-        unwatched(tensor) and tensor.dtype == torch.float32 and tensor.is_cpu for tensor in tensors
-    )
+    return ordinary(tensors[0]) and numbers(*tensors)
 
 
 def faster(batch: int, hidden: int) -> bool:

@@ -6,8 +6,8 @@ and a product, and as many nodes of the graph again: in a training step they too
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -60,7 +60,21 @@ class Products:
             op.run(tensors)
         return [op.lay_out(tensors[op.right]) for op in self.hot]
 
-    def call(
+    def make(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The small operands of the steps in `hot` by the kernel, which autograd does not see."""
+        results = [given[0].new_empty(shape) for shape in self.shapes]
+        self._call(given, results, ())
+        return results
+
+    def gradients(
+        self, given: Sequence[Tensor], wanted: Sequence[bool], upstream: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Those of the inputs, as wanted, by the kernel; `upstream` are those of the results."""
+        found = [torch.empty_like(tensor) if want else None for tensor, want in zip(given, wanted, strict=True)]
+        self._call(given, [None] * len(upstream), [*found, *upstream])
+        return found
+
+    def _call(
         self, given: Sequence[Tensor], results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
     ) -> None:
         """The results from the inputs, or if there are `gradients`, of inputs and results, the former of these."""
@@ -138,8 +152,8 @@ def _table(view: View) -> np.ndarray | None:
     return np.arange(prod(view.legs)).reshape(view.legs).transpose(view.permutation).ravel()
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
+def _addresses(tensors: Sequence[Tensor | None]) -> bytes:
+    return struct.pack(f"{len(tensors)}P", *[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
 class _Products(torch.autograd.Function):
@@ -148,8 +162,7 @@ class _Products(torch.autograd.Function):
         ctx.products = products
         ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
-        results = [given[0].new_empty(shape) for shape in products.shapes]
-        products.call(given, results, ())
+        results = products.make(given)
         learning = {name for name, wanted in zip(products.inputs, ctx.needs_input_grad[1:], strict=True) if wanted}
         still = [result for result, names in zip(results, products.sources, strict=True) if not names & learning]
         ctx.mark_non_differentiable(*still)  # else gradients would be made that nobody wants
@@ -167,23 +180,25 @@ class _Products(torch.autograd.Function):
             # Hooks of saved tensors may give back what is as good for torch, and not for the kernel.
             plain = not torch.is_grad_enabled() and ordinary(known[0]) and numbers(*known, *given)
             if not plain or not all(tensor.is_contiguous() for tensor in given):
-                return None, *_differentiated(products, given, wanted, upstream)
-            gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(given, wanted, strict=True)]
+                return None, *differentiated(products.differentiable, given, wanted, upstream)
             above = [None if gradient is None else gradient.contiguous() for gradient in upstream]
-            products.call(given, [None] * len(above), [*gradients, *above])
-        return None, *gradients
+            return None, *products.gradients(given, wanted, above)
 
 
-def _differentiated(
-    products: Products, given: Sequence[Tensor], wanted: Sequence[bool], upstream: Sequence[Tensor | None]
+def differentiated(
+    make: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    given: Sequence[Tensor],
+    wanted: Sequence[bool],
+    upstream: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """The gradients by operations of torch, with a gradient of their own if that is wanted."""
+    """The gradients of what `make` makes, by operations of torch, with a gradient of their own if that is wanted."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases: two inputs may be one and the same tensor, and each wants its own share.
         aliases = [tensor.view_as(tensor) if again else tensor.detach().requires_grad_() for tensor in given]
-        made = products.differentiable(aliases)
-        pairs = [(tensor, gradient) for tensor, gradient in zip(made, upstream, strict=True) if gradient is not None]
+        pairs = [
+            (made, gradient) for made, gradient in zip(make(aliases), upstream, strict=True) if gradient is not None
+        ]
         leaves = [alias for alias, want in zip(aliases, wanted, strict=True) if want]
         found = torch.autograd.grad(
             [tensor for tensor, _ in pairs], leaves, [gradient for _, gradient in pairs], create_graph=again,

@@ -69,9 +69,9 @@ class Split:
         y = torch.addmm(bias, columns.reshape(-1, columns.shape[-1]), out)
         return y.reshape(*columns.shape[:-1], y.shape[-1])
 
-    def execute(self, x: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+    def execute(self, x: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
         """Both."""
-        return self.apply(x, self.prepare(factors))
+        return self.apply(x, self.prepare(factors), bias)
 
     @property
     def rows(self) -> int:

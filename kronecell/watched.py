@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+_TYPES = (Tensor, nn.Parameter)
+
 
 def ordinary(x: Tensor) -> bool:
     """Nobody follows the operations but backward(): no compiler, transform of torch.func, forward mode or autocast."""
@@ -49,14 +51,25 @@ def plain(x: Tensor, small: Tensor) -> bool:
 
 def numbers(*tensors: Tensor) -> bool:
     """Whether these are float32 in the memory of the CPU, and no mode of torch wants to hear of operations."""
-    return all(t.dtype == torch.float32 and t.is_cpu and unwatched(t) for t in tensors)
+    for tensor in tensors:
+        if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+            return False
+    return unwatched(*tensors)
 
 
-def unwatched(tensor: Tensor) -> bool:
-    """Whether this is a tensor and nothing but that, and no mode of torch wants to hear of operations."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and torch._C._has_storage(tensor)  # one of a batch of gradients has none of its own
-        and torch._C._len_torch_dispatch_stack() == 0  # a counter of operations does not see the kernels here
-        and not (tensor.is_neg() or tensor._is_zerotensor())  # whose numbers are not those in memory
-    )
+def unwatched(*tensors: Tensor) -> bool:
+    """Whether these are tensors and nothing but that, and no mode of torch wants to hear of operations.
+
+    Written without calls that are not needed: a training step asks of some fifty tensors.
+    """
+    if torch._C._len_torch_dispatch_stack():  # a counter of operations does not see the kernels here
+        return False
+    for tensor in tensors:
+        if (
+            type(tensor) not in _TYPES
+            or not torch._C._has_storage(tensor)  # one of a batch of gradients has none of its own
+            or tensor.is_neg()  # the numbers of this and of the next are not those in memory
+            or tensor._is_zerotensor()
+        ):
+            return False
+    return True

@@ -266,38 +266,57 @@ TARGET static int NAME(few_columns_bytes)(const void *x, const float *w, float *
     return NAME(few_columns)(x, 1, w, out, rows, depth, columns);
 }
 
-/* to (TILE, WIDE) = from (nothing, if there is none) + g^T x for a block of rows. Of what is needed later, `ask` lines of
- * memory are asked for with every GROUP of rows: more at once would have to wait. */
-INLINE void NAME(tile)(const float *x, long stride, const float *g, long columns, const float *from, float *to,
-                       long to_stride, long rows, const float *next, long ask) {
+/* to (TILE, vecs * LANES) = from (nothing, if there is none) + g^T x for a block of rows. Of what is needed later, `ask`
+ * lines of memory are asked for with every GROUP of rows: more at once would have to wait. */
+INLINE void NAME(tile_of)(const float *x, long stride, const float *g, long columns, const float *from, float *to,
+                          long to_stride, long rows, const float *next, long ask, const int vecs) {
     vec sums[TILE][WIDE / LANES];
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) sums[n][v] = from ? *(const vec *)(from + n * WIDE + v * LANES) : (vec){0};
+        for (int v = 0; v < vecs; v++) sums[n][v] = from ? *(const vec *)(from + n * WIDE + v * LANES) : (vec){0};
     for (long start = 0; start < rows; start += GROUP) {
         long stop = start + GROUP < rows ? start + GROUP : rows;
         for (long i = 0; i < ask; i++, next += LINE) __builtin_prefetch(next, 0, 2);
         for (long r = start; r < stop; r++, x += stride, g += columns) {
             vec b[WIDE / LANES];
 #pragma GCC unroll 6
-            for (int v = 0; v < WIDE / LANES; v++) b[v] = *(const vec *)(x + v * LANES);
+            for (int v = 0; v < vecs; v++) b[v] = *(const vec *)(x + v * LANES);
 #pragma GCC unroll 4
             for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-                for (int v = 0; v < WIDE / LANES; v++) sums[n][v] += g[n] * b[v];
+                for (int v = 0; v < vecs; v++) sums[n][v] += g[n] * b[v];
         }
     }
 #pragma GCC unroll 4
     for (int n = 0; n < TILE; n++)
 #pragma GCC unroll 6
-        for (int v = 0; v < WIDE / LANES; v++) *(vec *)(to + n * to_stride + v * LANES) = sums[n][v];
+        for (int v = 0; v < vecs; v++) *(vec *)(to + n * to_stride + v * LANES) = sums[n][v];
 }
 
-/* Where the tile begins that holds number k of a row; the last one reaches back. */
+#define CASE(n)                                                                                                        \
+    case n:                                                                                                            \
+        NAME(tile_of)(x, stride, g, columns, from, to, to_stride, rows, next, ask, n < WIDE / LANES ? n : WIDE / LANES); \
+        break;
+
+/* The same for any width. A function of its own: with others around it, sums would not stay in registers. */
+TARGET __attribute__((noinline)) static void NAME(tile)(const float *x, long stride, const float *g, long columns,
+                                                        const float *from, float *to, long to_stride, long rows,
+                                                        const float *next, long ask, int vecs) {
+    switch (vecs) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+}
+#undef CASE
+
+/* The registers of the tile that holds number k of a row: all, or of the last one as many as hold what is left. */
+INLINE int NAME(tile_vecs)(long k, long depth) {
+    const long left = depth - k / WIDE * WIDE;
+    return left < WIDE ? (int)((left + LANES - 1) / LANES) : WIDE / LANES;
+}
+
+/* Where that tile begins; the last one reaches back to fill its registers. */
 INLINE long NAME(tile_at)(long k, long depth) {
-    const long at = k / WIDE * WIDE;
-    return at + WIDE > depth ? depth - WIDE : at;
+    const long at = k / WIDE * WIDE, last = depth - NAME(tile_vecs)(k, depth) * LANES;
+    return at < last ? at : last;
 }
 
 /* A line of what tiles hold, (depth in tiles, `across` of them, TILE, WIDE), is added to `out`. */
@@ -334,7 +353,7 @@ INLINE int NAME(column_sums)(const void *x, const int bytes, const float *g, flo
             for (long n = 0; n < columns; n += TILE, to += size) {
                 const long before = NAME(asked_before)(tile++, tiles, lines), after = NAME(asked_before)(tile, tiles, lines);
                 NAME(tile)(from, depth, n < whole ? g + n : last, n < whole ? columns : TILE, to, to, WIDE, tall,
-                           next + before * (TALL / GROUP) * LINE, after - before);
+                           next + before * (TALL / GROUP) * LINE, after - before, NAME(tile_vecs)(k, depth));
             }
         }
     }

@@ -8,7 +8,7 @@
  * what is left of the columns). `others` go four at a time; columns may fill two registers at most. If they fill half
  * of one or less, rows lie together in it. Two sets go at once, so that f and its gradient are read half as often. */
 #define FOUR 4
-#define SETS 2
+#define SETS (LANES == 16 ? 4 : 2) /* as many as leave registers for the rest */
 
 typedef struct NAME(folding) {
     long places, columns, shared, inner, others;
@@ -68,7 +68,7 @@ INLINE void NAME(fold)(const NAME(folding) *f, const float *y, long apart, const
         for (long o = 0; o < f->padded; o += FOUR) {
             const float *from = y + v, *with = factors + NAME(factor_of)(f, o, same ? 0 : v, each);
             vec all[SETS][FOUR];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SETS; s++)
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++) all[s][i] = (vec){0};
@@ -76,10 +76,10 @@ INLINE void NAME(fold)(const NAME(folding) *f, const float *y, long apart, const
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++) {
                     const vec factor = NAME(factor)(with + i * each, same);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int s = 0; s < SETS; s++) all[s][i] += *(const vec *)(from + s * apart) * factor;
                 }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SETS; s++)
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++)
@@ -93,7 +93,7 @@ INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, long apart, con
         for (long o = 0; o < f->padded; o += FOUR) {
             const float *from = y + v;
             vec all[SETS][FOUR];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SETS; s++)
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++)
@@ -102,7 +102,7 @@ INLINE void NAME(unfold)(const NAME(folding) *f, const float *y, long apart, con
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++, total += LANES) {
                     vec more = *(const vec *)total;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int s = 0; s < SETS; s++) more += all[s][i] * *(const vec *)(from + s * apart);
                     *(vec *)total = more;
                 }
@@ -124,8 +124,9 @@ INLINE long NAME(row_of)(const NAME(folding) *f, long r) {
 
 /* At most SETS * together rows of y as (SETS, places, wide): where they lie, or in `wider`, where the rest is zeros. */
 INLINE const float *NAME(widen)(const NAME(folding) *f, const float *y, float *wider, long rows) {
-    if (f->columns == f->wide) return y;
-    if (rows < SETS * f->together) memset(wider, 0, sizeof(float) * SETS * f->places * f->wide);
+    const int all = rows == SETS * f->together;
+    if (f->columns == f->wide && all) return y;
+    if (!all) memset(wider, 0, sizeof(float) * SETS * f->places * f->wide);
     for (long r = 0; r < rows; r++, y += f->places * f->columns)
         NAME(move)(y, f->columns, wider + NAME(row_of)(f, r), f->wide, f->places, f->columns);
     return wider;
@@ -158,13 +159,14 @@ TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, co
     const long tiles = width / TILE * ((depth + WIDE - 1) / WIDE), groups = (places + GROUP - 1) / GROUP;
     for (long k = 0, t = 0; k < depth; k += WIDE) {
         const long at = NAME(tile_at)(k, depth); /* the last makes some numbers again, with the same bits */
+        const int vecs = NAME(tile_vecs)(k, depth);
         for (long n = 0; n < width; n += TILE, sums += TILE * WIDE) {
             const long before = NAME(asked_before)(t++, tiles, asked), after = NAME(asked_before)(t, tiles, asked);
             const int straight = last && n + TILE <= lines;
             NAME(tile)(x + at, depth, turned + n, width, first ? NULL : sums, straight ? v + n * depth + at : sums,
-                       straight ? depth : WIDE, places, later + before * groups * LINE, after - before);
+                       straight ? depth : WIDE, places, later + before * groups * LINE, after - before, vecs);
             for (long i = n; last && !straight && i < lines; i++)
-                memcpy(v + i * depth + at, sums + (i - n) * WIDE, sizeof(float) * WIDE);
+                memcpy(v + i * depth + at, sums + (i - n) * WIDE, sizeof(float) * LANES * vecs);
         }
     }
 }
@@ -212,7 +214,7 @@ TARGET static int NAME(few_columns_folded)(const void *x, int bytes, const float
         while (ready && (ready >= most * places || start + part == all)) {
             long some = ready / places < most ? ready / places : most;
             const float *now = NAME(widen)(&f, here, wider, some);
-            long apart = some > f.together ? places * f.wide : 0; /* without a second set, the first is done twice */
+            const long apart = places * f.wide;
             if (shared == 1)
                 NAME(fold)(&f, now, apart, spread, sums, 1);
             else
@@ -245,7 +247,7 @@ TARGET static int NAME(folded_gradients)(const float *y, const float *v, const f
         if (some < most) memset(now, 0, sizeof(float) * SETS * size);
         for (long l = 0; l < some * columns; l++)
             for (long o = 0; o < others; o++) now[f.in_sums[l] + o * LANES] = up[f.in_z[l] + o * next];
-        long apart = some > f.together ? places * f.wide : 0; /* without a second set, the first meets zeros */
+        const long apart = places * f.wide;
         NAME(unfold)(&f, NAME(widen)(&f, y, wider, some), apart, now, total);
     }
     up -= rows * others * columns;
@@ -256,7 +258,8 @@ TARGET static int NAME(folded_gradients)(const float *y, const float *v, const f
             for (long k = 0; k < depth; k += WIDE) {
                 const float *from = v + g * others * depth + NAME(tile_at)(k, depth);
                 for (long j = 0; j < width; j += TILE, to += tile)
-                    NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others, NULL, 0);
+                    NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others, NULL, 0,
+                               NAME(tile_vecs)(k, depth));
             }
     }
     for (long c = 0; c < columns; c++) {

@@ -14,13 +14,13 @@ typedef struct product {
     long a_table, b_table, out_table;    /* where they begin among all tables; -1: none */
 } product;
 
-static const float *gathered(const float *from, const int *tables, long table, float *to, long size) {
+static const float *gathered(const float *restrict from, const int *restrict tables, long table, float *restrict to, long size) {
     if (table < 0) return from;
     for (long i = 0; i < size; i++) to[i] = from[tables[table + i]];
     return to;
 }
 
-static void scatter(const float *from, const int *tables, long table, float *to, long size) {
+static void scatter(const float *restrict from, const int *restrict tables, long table, float *restrict to, long size) {
     for (long i = 0; i < size; i++) to[tables[table + i]] = from[i];
 }
 
@@ -30,7 +30,7 @@ static long largest(const product *p) {
     return p->batch * (operands > out ? operands : out);
 }
 
-static void multiply(const product *p, const float *a, const float *b, float *out) {
+static void multiply(const product *p, const float *restrict a, const float *restrict b, float *restrict out) {
     const long columns = p->columns;
     memset(out, 0, sizeof(float) * p->batch * p->rows * columns);
     for (long n = 0; n < p->batch; n++, b += p->summed * columns)
@@ -49,7 +49,8 @@ static float dot(const float *a, const float *b, long size) {
     return sums[0] + sums[1] + sums[2] + sums[3] + rest;
 }
 
-static void multiply_back(const product *p, const float *a, const float *b, const float *up, float *of_a, float *of_b) {
+static void multiply_back(const product *p, const float *restrict a, const float *restrict b, const float *restrict up,
+                          float *restrict of_a, float *restrict of_b) {
     const long columns = p->columns;
     memset(of_b, 0, sizeof(float) * p->batch * p->summed * columns);
     for (long n = 0; n < p->batch; n++, b += p->summed * columns, of_b += p->summed * columns)

@@ -18,7 +18,7 @@ from tests.test_compiled import EPS, built, counted, operand, used
 SIZES = {
     "rows": st.integers(1, 9),
     "places": st.one_of(st.integers(1, 90), st.integers(380, 400)),
-    "depth": st.integers(0, 40),
+    "depth": st.integers(0, 100),
     "outer": st.integers(1, 3),
     "shared": st.integers(1, 4),
     "inner": st.integers(1, 5),

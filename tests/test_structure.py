@@ -23,6 +23,7 @@ LAYERS = [
     {"lowering"},
     {"fold", "products"},
     {"hot", "bytes"},
+    {"joined"},
     {"plan"},
     {"split"},
     {"fit"},
