@@ -125,11 +125,18 @@ class TensorLinear(nn.Module):
             runner = self._choices[key] = choose(self.product(rows, columns))
         return runner
 
-    def prepared(self, rows: int, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """The map x -> x W + bias for about `rows` rows, with the work that needs no x already done."""
+    def prepared(self, rows: int, bias: Tensor | None = None, once: bool = False) -> Callable[[Tensor], Tensor]:
+        """The map x -> x W + bias for about `rows` rows, with the work that needs no x already done.
+
+        If it is called `once` only, in training that work is left to the call: then all of it can be one operation.
+        """
         runner: Runner = self._traced_plan if torch.compiler.is_compiling() else self.plan(rows)
         like = getattr(self, self._names[0])
         dtype = autocast_dtype(like)
+        if dtype is None and once and torch.is_grad_enabled():
+            factors = self.factors()
+            self.drop_kept()
+            return lambda x: runner.execute(x, factors, bias)
         if dtype is None:
             tensors = self._prepare(runner)
             return lambda x: runner.apply(x, tensors, bias)
@@ -164,11 +171,7 @@ class TensorLinear(nn.Module):
                 f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
             )
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
-        like = getattr(self, self._names[0])
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and autocast_dtype(like) is None:
-            self._kept.drop()
-            return self.plan(rows).execute(x, self.factors(), bias)
-        return self.prepared(rows, bias)(x)
+        return self.prepared(rows, bias, once=True)(x)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W plus the layer's bias, or plus the one given."""

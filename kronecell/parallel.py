@@ -80,8 +80,8 @@ class BranchParallel(TensorLinear):
             for name, tensor in super().factors().items()
         }
 
-    def prepared(self, rows: int, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        product = super().prepared(rows)
+    def prepared(self, rows: int, bias: Tensor | None = None, once: bool = False) -> Callable[[Tensor], Tensor]:
+        product = super().prepared(rows, once=once)
 
         def whole(x: Tensor) -> Tensor:
             y = _sum_values(product(_sum_gradient(x, self.process_group)), self.process_group)
