@@ -209,16 +209,16 @@ class _Hot(torch.autograd.Function):
         first = x if any(of_small) else None
         operands = [t if i < _last(of_small) or of_x or any(of_small[:i]) else None for i, t in enumerate(small)]
         folds = hot.fold is not None and not of_x and all(of_small[:2]) and hot.fold.suits(x, small)
-        lender = _scratch.lender if x.numel() >= LARGE and _keeps(x, *small) else None
-        v = hot.fold.room(x, lender) if hot.fold is not None and folds else None
+        lends = lender() if x.numel() >= LARGE and _keeps(x, *small) else None
+        v = hot.fold.room(x, lends) if hot.fold is not None and folds else None
         if hot.chunk is not None and len(x) > hot.chunk:
             kept = _Kept(of_small)
             y = _run(hot, x, small, bias, hot.straight, kept, v)
             middle = kept.buffers[1:]
         else:
             keep = len(small) > 1 and of_small[1]
-            if lender is not None and (hot.fold is None or len(hot.ops) > 2):
-                y, lefts = _in(lender, hot, x, small, bias, hot.straight, keep, v)
+            if lends is not None and (hot.fold is None or len(hot.ops) > 2):
+                y, lefts = _in(lends, hot, x, small, bias, hot.straight, keep, v)
             else:
                 y, lefts = _forward(hot, x, small, bias, hot.straight, None, keep, v)
             middle = [left if wanted else None for left, wanted in zip(lefts[1:], of_small[1:], strict=True)]

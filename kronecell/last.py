@@ -23,8 +23,10 @@ def suits(a: Tensor, w: Tensor, other: Tensor | None, most_depth: int = MOST_DEP
         return False
     if a.shape[2] > most_depth or a.shape[1] < LEAST_ROWS or w.shape[2] % LANES or a.stride(2) != 1:
         return False
-    given = [w] if other is None else [w, other]
-    return numbers(a, *given) and all(tensor.is_contiguous() for tensor in given)
+    if other is None:
+        return numbers(a, w) and w.is_contiguous()
+    fits = other.shape[-1] == w.shape[0] * w.shape[2] and (other.ndim == 1 or len(other) == a.shape[1])
+    return fits and numbers(a, w, other) and w.is_contiguous() and other.is_contiguous()
 
 
 def product(a: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

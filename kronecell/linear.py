@@ -170,6 +170,11 @@ class TensorLinear(nn.Module):
             raise ShapeError(
                 f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
             )
+        if bias is not None and bias.shape != (self.out_features,):
+            raise ShapeError(
+                f"bias has the wrong shape: expected ({self.out_features},) for {self.gates} gate(s) of {self.format}, "
+                f"got {tuple(bias.shape)}"
+            )
         rows = TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // width
         return self.prepared(rows, bias, once=True)(x)
 

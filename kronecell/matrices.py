@@ -55,9 +55,10 @@ def suits(a: Tensor, b: Tensor, out: Tensor | None) -> bool:
         return False
     given = (a, b) if out is None else (a, b, out)
     followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    written = out is None or (out.stride(-1) == 1 and out.stride(-2) >= columns)
     fit = a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]  # else torch says what is wrong
-    return written and fit and not followed and numbers(*given)
+    if out is not None:
+        fit = fit and out.shape == (*a.shape[:-1], columns) and out.stride(-1) == 1 and out.stride(-2) >= columns
+    return fit and not followed and numbers(*given)
 
 
 def _run(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:

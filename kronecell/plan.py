@@ -95,22 +95,6 @@ class Plan:
 
         Under the name of every step that touches x stands its small operand, laid out for the product.
         """
-        network, tensors = self.network, self._checked(factors)
-        like = next(iter(tensors.values()))
-        for factor in network.constants:
-            tensors[factor.name] = constant_tensor(factor, network, like)
-        made = {}
-        if self._products is not None and self._products.suits(tensors):
-            made = self._products.run(tensors)
-        else:
-            for op in self.program.hoisted:
-                op.run(tensors)
-        for op in self.program.hot:
-            tensors[op.out] = made[op.out] if op.out in made else op.lay_out(tensors[op.right])
-        return tensors
-
-    def _checked(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The factors of this network, if they fit it."""
         network = self.network
         tensors: dict[str, Tensor] = {}
         for factor in network.parameters:
@@ -129,6 +113,17 @@ class Plan:
             raise ShapeError(
                 f"factors must share one floating point dtype, got {sorted(map(str, dtypes))}; convert with .to(dtype)"
             )
+        like = next(iter(tensors.values()))
+        for factor in network.constants:
+            tensors[factor.name] = constant_tensor(factor, network, like)
+        made = {}
+        if self._products is not None and self._products.suits(tensors):
+            made = self._products.run(tensors)
+        else:
+            for op in self.program.hoisted:
+                op.run(tensors)
+        for op in self.program.hot:
+            tensors[op.out] = made[op.out] if op.out in made else op.lay_out(tensors[op.right])
         return tensors
 
     @cached_property
@@ -142,7 +137,12 @@ class Plan:
 
         In chunks of so many rows, intermediates stay in cache; large ones are then made again for the backward.
         """
-        rows = self._rows(x)
+        if x.ndim == 0 or x.shape[-1] != self._width:
+            raise ShapeError(
+                f"input has the wrong width: expected (..., {self._width}) for modes "
+                f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
+            )
+        rows = x if x.ndim == 2 else x.reshape(-1, self._width)  # every call counts where there is one row
         if x.dtype == torch.uint8:
             y = self._apply_bytes(rows, prepared, bias, chunk)
         else:
@@ -154,15 +154,6 @@ class Plan:
             hot = self._hot if chunk is None else replace(self._hot, chunk=chunk)
             y = run_hot(hot, rows, [prepared[op.out] for op in hot.ops], bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """x (..., M) as (rows, M)."""
-        if x.ndim == 0 or x.shape[-1] != self._width:
-            raise ShapeError(
-                f"input has the wrong width: expected (..., {self._width}) for modes "
-                f"{'x'.join(map(str, self.network.shape(self.network.inputs)))}, got {tuple(x.shape)}"
-            )
-        return x if x.ndim == 2 else x.reshape(-1, self._width)  # every call counts where there is one row
 
     @cached_property
     def _width(self) -> int:
@@ -226,16 +217,13 @@ class Plan:
 
     def execute(self, x: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
         """x (..., M) times the matrix of the network: (..., gates * N), gate-major. Differentiable in everything."""
-        if ordinary(x) and self._joined is not None:
-            rows, tensors = self._rows(x), self._checked(factors)
-            if self._joined.suits(rows, tensors, bias):
-                y = self._joined.run(rows, tensors, bias)
-                return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
+        if ordinary(x) and self._joined is not None and self._joined.suits(x, factors, bias):
+            return self._joined.run(x, factors, bias)
         return self.apply(x, self.prepare(factors), bias)
 
     @cached_property
     def _joined(self) -> Joined | None:
-        return joined_of(self._products, self._hot)
+        return joined_of(self._products, self._hot, self.network.shapes, self._width)
 
     def contract(self, factors: Mapping[str, Tensor]) -> Tensor:
         """For a network without input: the tensor with the legs `outputs`."""

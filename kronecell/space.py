@@ -78,7 +78,7 @@ class Lender(Space):
         free = [buffer for buffer in self._lent if _owners(buffer.untyped_storage()._cdata) == ALONE]
         for buffer in free:
             if size <= buffer.numel() <= 2 * size and buffer.dtype == like.dtype and buffer.device == like.device:
-                return buffer[:size].view(shape)
+                return (buffer if buffer.numel() == size else buffer[:size]).view(shape)
         fresh = like.new_empty(size)
         if _owners is None or fresh.nbytes > LEARNING_BYTES:
             return fresh.view(shape)

@@ -321,8 +321,11 @@ INLINE long NAME(tile_at)(long k, long depth) {
 
 /* A line of what tiles hold, (depth in tiles, `across` of them, TILE, WIDE), is added to `out`. */
 INLINE void NAME(add_line)(const float *tiles, long across, long line, float *out, long depth) {
-    for (long k = 0; k < depth; k++)
-        out[k] += tiles[((k / WIDE * across + line / TILE) * TILE + line % TILE) * WIDE + k - NAME(tile_at)(k, depth)];
+    for (long first = 0; first < depth; first += WIDE, tiles += across * TILE * WIDE) {
+        const float *from = tiles + line * WIDE - NAME(tile_at)(first, depth);
+        const long stop = first + WIDE < depth ? first + WIDE : depth;
+        for (long k = first; k < stop; k++) out[k] += from[k];
+    }
 }
 
 /* Lines of memory that the tiles before this one ask for with every GROUP of rows, if `all` are asked for by all tiles. */

@@ -6,7 +6,7 @@
  *
  * Columns count as (c / (shared * inner), g, c % inner); f is given as (shared, others, P), z as (R, shared, others,
  * what is left of the columns). `others` go four at a time; columns may fill two registers at most. If they fill half
- * of one or less, rows lie together in it. Two sets go at once, so that f and its gradient are read half as often. */
+ * of one or less, rows lie together in it. SETS of them go at once, so that f and its gradient are read less often. */
 #define FOUR 4
 #define SETS (LANES == 16 ? 4 : 2) /* as many as leave registers for the rest */
 
@@ -163,6 +163,8 @@ TARGET __attribute__((noinline)) static void NAME(sum_places)(const float *x, co
         for (long n = 0; n < width; n += TILE, sums += TILE * WIDE) {
             const long before = NAME(asked_before)(t++, tiles, asked), after = NAME(asked_before)(t, tiles, asked);
             const int straight = last && n + TILE <= lines;
+            for (long i = n; first && i < n + TILE && i < lines; i++) /* where the sums will go is asked for, too */
+                for (long j = 0; j < vecs * LANES; j += LINE) __builtin_prefetch(v + i * depth + at + j, 1, 2);
             NAME(tile)(x + at, depth, turned + n, width, first ? NULL : sums, straight ? v + n * depth + at : sums,
                        straight ? depth : WIDE, places, later + before * groups * LINE, after - before, vecs);
             for (long i = n; last && !straight && i < lines; i++)

@@ -3,9 +3,10 @@
  *   c[n] (rows, columns) = a[n] (rows, depth) b[n] (depth, columns), or added to what is there, for n in a batch
  *
  * The library that torch calls for them uses half of the width of an AMD processor with AVX-512, which is the only place
- * where these are called.
+ * where these are called in use.
  *
- * The code is written once for a vector of LANES numbers (matrices.h) and compiled for every kind of processor.
+ * The code is written once for a vector of LANES numbers (matrices.h) and compiled for every kind of processor, so that it
+ * can be tested on all of them.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -42,7 +42,7 @@ INLINE void NAME(block)(const float *a, long row, long next, const float *stripe
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) sums[i][v] = add ? *(const vec *)(to + i * stride + v * LANES) : (vec){0};
+        for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
     for (long k = 0; k < deep; k++, a += next, stripe += WIDTH) {
         vec b[2];
 #pragma GCC unroll 2
@@ -55,7 +55,11 @@ INLINE void NAME(block)(const float *a, long row, long next, const float *stripe
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) *(vec *)(to + i * stride + v * LANES) = sums[i][v];
+        for (int v = 0; v < vecs; v++) {
+            vec *place = (vec *)(to + i * stride + v * LANES);
+            if (add) sums[i][v] += *place; /* last: long sums of short ones lose less */
+            *place = sums[i][v];
+        }
 }
 
 #define CASE(n)                                                                                                        \
@@ -99,8 +103,8 @@ TARGET static void NAME(tall)(const float *a, long row, long next, const float *
     }
 }
 
-/* c (rows, columns) = a (rows, depth) b (depth, columns), or added to it. `packed` is memory for DEEP * MOST_COLUMNS
- * numbers, `turned` for DEEP * TALL: rows whose numbers do not lie together are turned over. */
+/* c (rows, columns) = a (rows, depth) b (depth, columns), or added to it. `packed` is memory for what is packed at once of b,
+ * `turned` for as much of TALL rows of a: rows whose numbers do not lie together are turned over. */
 TARGET static void NAME(matrix_product)(const float *a, long a_row, long a_column, const float *b, long b_row, long b_column,
                                         float *c, long c_row, int add, long rows, long depth, long columns, float *packed,
                                         float *turned) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,15 @@ def assert_rounded(result: Tensor, left: Tensor, right: Tensor) -> None:
     exact, most = left.double() @ right.double(), left.double().abs() @ right.double().abs()
     allowed = left.shape[1] * EPS * most
     assert bool(((result.double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(os.environ.get("KRONECELL_COMPILED") == "0", reason="KRONECELL_COMPILED=0")
+def test_where_there_is_a_compiler_the_kernels_are_built_from_the_source_at_hand() -> None:
+    assert compiled.library is not None, "the installation goes on without kernels that do not compile: run make test"
+    sources = [*(Path(__file__).parents[1] / "native").iterdir()]
+    newest = max(sources, key=lambda path: path.stat().st_mtime)
+    assert compiled.LIBRARY.stat().st_mtime >= newest.stat().st_mtime, f"older than {newest.name}: run make test"
 
 
 SIZES = {"rows": st.integers(1, 70), "columns": st.integers(1, 40), "bytes_": st.booleans()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 import kronecell as kc
 from kronecell import compiled
+from kronecell.order import Tree
+from kronecell.parallel import KCPBranches
 from kronecell.plan import Plan
 from tests.cases import dense_product
 from tests.test_compiled import built, counted, operand, used
@@ -115,6 +118,86 @@ def test_what_the_operation_is_not_for_goes_the_usual_way() -> None:
         assert not is_one(kc.TensorLinear(SMALL, gates=GATES, order=ORDER)(x))
     with torch.no_grad():
         assert plan.execute(x, factors, bias).grad_fn is None
+
+
+ODD = kc.KCP((8, 20, 360), (4, 4, 16), 4, 4, 2)  # the last mode stands alone, summed with a constant
+SIX = kc.KCP((2, 2, 10, 15, 17, 16), (2,) * 6, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shared", "order"),
+    [
+        (ODD, False, ((("x", ("A3", "iA2")), ("A1", "A2")), (("B1", "B2"), ("B3", "iB2")))),
+        (
+            SIX,
+            ("A5", "A6", "A1"),  # the fold takes one part of x after the other
+            (
+                (("x", ("A5", "A6")), ("A3", "A4")),
+                (((("A1", "B1"), "A2"), "B2"), (("B3", "B4"), ("B5", "B6"))),
+            ),
+        ),
+        (KCPBranches.of(PAPER, 0, 1), ("A3", "A4", "B1"), ORDER),  # a rank of one is the last leg of what is left of x
+    ],
+    ids=["constants", "parts of x", "rank one"],
+)
+def test_unusual_networks_have_the_values_of_the_dense_matrix(
+    fmt: kc.Format, shared: bool | tuple[str, ...], order: Tree
+) -> None:
+    plan, rows = Plan(fmt.network(GATES, shared), order, 27, wide=True), 27
+    (factors, bias), x = learning(plan), operand(rows, fmt.M, False, 1)
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in factors.items()}
+    oracle = plan.execute(x.double(), exact, bias.double())  # float64 has no kernels
+    y = plan.execute(x, factors, bias)
+    assert (y - oracle).norm() <= 1e-5 * oracle.norm()
+    found, wanted = (
+        torch.autograd.grad(y.sum(), [*factors.values()]),
+        torch.autograd.grad(oracle.sum(), [*exact.values()]),
+    )
+    for got, want in zip(found, wanted, strict=True):
+        assert (got - want).norm() <= 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("size", [1, 32, 127, 129])
+def test_a_bias_of_another_size_is_an_error(size: int) -> None:
+    plan, x = plan_of(SMALL, ROWS), operand(ROWS, SMALL.M, False)
+    factors, _ = learning(plan)
+    layer = kc.TensorLinear(SMALL, gates=GATES, order=ORDER)
+    bias = torch.zeros(size, requires_grad=True)
+    with pytest.raises(kc.ShapeError, match=rf"bias .* expected \(128,\) .* got \({size},\)"):
+        layer(x, bias)
+    with pytest.raises(RuntimeError):  # torch's own, from the operations of torch
+        plan.execute(x, factors, bias)
+
+
+def test_a_bias_may_change_before_the_backward() -> None:
+    plan, x = plan_of(SMALL, ROWS), operand(ROWS, SMALL.M, False)
+    factors, bias = learning(plan)
+    y = plan.execute(x, factors, bias)
+    with torch.no_grad():
+        bias.zero_()
+    assert is_one(y) and torch.equal(torch.autograd.grad(y.sum(), bias)[0], torch.full_like(bias, ROWS))
+
+
+def test_nothing_made_in_inference_mode_is_lent_to_training() -> None:
+    plan, x = plan_of(SMALL, ROWS), operand(ROWS, SMALL.M, False)
+    factors, bias = learning(plan)
+    with torch.inference_mode(), torch.enable_grad(), suppress(RuntimeError):  # torch refuses to keep such tensors
+        plan.execute(x, factors, bias)
+    y = plan.execute(x, factors, bias)
+    y.sum().backward()
+    assert is_one(y) and all(tensor.grad is not None for tensor in factors.values())
+
+
+def test_one_row_that_is_not_finite_does_not_spoil_the_others() -> None:
+    for rows in (ROWS, ROWS + 1, ROWS + 2, ROWS + 3):  # some rows are left over from those that go at once
+        plan, x = plan_of(SMALL, rows), operand(rows, SMALL.M, False)
+        factors, bias = learning(plan)
+        clean = plan.execute(x, factors, bias)
+        x[-1, 7] = torch.nan
+        spoilt = plan.execute(x, factors, bias)
+        assert is_one(clean) and torch.equal(clean[:-1], spoilt[:-1]) and bool(spoilt[-1].isnan().all())
+        without = torch.autograd.grad(spoilt[:-1].sum(), bias)[0]
+        assert torch.equal(without, torch.full_like(bias, rows - 1))
 
 
 def test_without_the_kernels_there_are_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
