@@ -253,15 +253,20 @@ TARGET static int NAME(folded_gradients)(const float *y, const float *v, const f
         NAME(unfold)(&f, NAME(widen)(&f, y, wider, some), apart, now, total);
     }
     up -= rows * others * columns;
+    const long tiles = shared * deep * across, groups = (others + GROUP - 1) / GROUP;
+    const long asked = (lines * depth / groups + LINE - 1) / LINE; /* of the next row, with every group of this one */
     for (long row = 0; row < rows; row++, v += lines * depth, up += lines * next) {
         float *to = sums;
+        long t = 0;
         NAME(move)(up, next, whole, width, lines, next);
         for (long g = 0; g < shared; g++)
             for (long k = 0; k < depth; k += WIDE) {
                 const float *from = v + g * others * depth + NAME(tile_at)(k, depth);
-                for (long j = 0; j < width; j += TILE, to += tile)
-                    NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others, NULL, 0,
-                               NAME(tile_vecs)(k, depth));
+                for (long j = 0; j < width; j += TILE, to += tile) {
+                    const long before = NAME(asked_before)(t++, tiles, asked), after = NAME(asked_before)(t, tiles, asked);
+                    NAME(tile)(from, depth, whole + g * others * width + j, width, to, to, WIDE, others,
+                               v + lines * depth + before * groups * LINE, after - before, NAME(tile_vecs)(k, depth));
+                }
             }
     }
     for (long c = 0; c < columns; c++) {
