@@ -2,7 +2,8 @@
 
     python -m benchmarks.kernels [--quick] [--results FOLDER]
 
-The limits in kronecell/narrow.py come from here.
+The limits in kronecell/narrow.py come from here. "matrices" is what takes the place of BLAS where that uses half of the
+processor (kronecell/matrices.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell import compiled, lstm_kernel, narrow
+from kronecell import compiled, lstm_kernel, matrices, narrow
 from kronecell.recurrence import State, Step, can_pack, lstm_step, pack, run_loop, run_native, run_packed
 
 PRODUCTS = [(160, 360), (960, 360), (15360, 360), (61440, 360), (96, 57600)]
@@ -44,9 +45,13 @@ def products(quick: bool) -> list[dict[str, Any]]:
                 cases["compiled"] = partial(compiled.few_columns, x, weight)
                 if depth >= compiled.LEAST_DEPTH:
                     cases["gradient, compiled"] = partial(compiled.column_sums, x, gradient)
+            if matrices.suits(x, weight.t(), None):
+                cases["matrices"] = partial(matrices.multiply, x, weight.t())
+                cases["gradient, matrices"] = partial(matrices.multiply, gradient.t(), x)
             samples = interleave({name: inference(call) for name, call in cases.items()}, 1 if quick else 9, 0.1)
             seconds = {name: median(values) for name, values in samples.items()}
             taken = narrow.kernel(x, weight)
+            taken = "matrices" if taken == "BLAS" and "matrices" in cases else taken
             found.append({"rows": rows, "depth": depth, "columns": columns, "taken": taken, **seconds})
     return found
 
@@ -108,11 +113,13 @@ def _gradients(call: Callable[[], tuple[Any, ...]], leaves: list[Tensor]) -> obj
 
 def product_lines(found: list[dict[str, Any]]) -> str:
     """Milliseconds of all kernels, and how much the one taken loses."""
-    kernels = ("BLAS", "oneDNN", "compiled", "gradient, BLAS", "gradient, compiled")
+    kernels = ("BLAS", "oneDNN", "matrices", "compiled", "gradient, BLAS", "gradient, matrices", "gradient, compiled")
+    kernels = tuple(kernel for kernel in kernels if any(kernel in case for case in found))
+    products = [kernel for kernel in kernels if "gradient" not in kernel]
     rows = []
     for case in found:
         times = (f"{case[kernel] * 1e3:.3f}" if kernel in case else "" for kernel in kernels)
-        lost = case[case["taken"]] / min(case[kernel] for kernel in kernels[:3] if kernel in case)
+        lost = case[case["taken"]] / min(case[kernel] for kernel in products if kernel in case)
         rows.append((case["rows"], case["depth"], case["columns"], *times, case["taken"], f"{lost:.2f}"))
     head = (f"{kernel}, ms" for kernel in kernels)
     return table(("rows", "depth", "columns", *head, "taken", "over the fastest"), rows)

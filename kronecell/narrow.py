@@ -32,6 +32,9 @@ MOST_COLUMNS = {16: 64, 8: 64}  # by lanes; with more columns BLAS is as good or
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
 ENOUGH = COMPILED_ELEMENTS.get(LANES, 2**20)
+# Depth from which oneDNN is faster than what takes the place of BLAS; with less, that is as fast, and writes where it is
+# told to.
+LONG = 2**13
 FEWEST_ELEMENTS = min(ELEMENTS, ENOUGH) // 4  # with fewer, BLAS is taken whatever the rest
 
 _kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # absent where torch is built without oneDNN
@@ -97,7 +100,7 @@ def compiled_faster_for_bytes(elements: int, depth: int, columns: int) -> bool:
 def _onednn_suits(x: Tensor, weight: Tensor) -> bool:
     return (
         _kernel is not None
-        and not instead_of_blas()  # what takes the place of BLAS there is as fast, and writes where it is told to
+        and (x.shape[1] >= LONG or not instead_of_blas())
         and x.dtype == torch.float32
         and onednn_faster(x.numel(), *reversed(weight.shape))
         and bool(torch.backends.mkldnn.enabled)

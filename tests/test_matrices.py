@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import compiled, matrices
+from kronecell import compiled, matrices, narrow
 from kronecell.candidates import Chunked, Runner, candidates
+from kronecell.processor import LANES
 from tests.cases import dense_product
 from tests.test_compiled import EPS, built, counted, operand
 
@@ -174,3 +175,15 @@ def test_no_memory_for_buffers_is_an_error(monkeypatch: pytest.MonkeyPatch, slow
     monkeypatch.setattr(compiled, "library", SimpleNamespace(matrix_products=lambda *arguments: 1))
     with pytest.raises(MemoryError, match="products of matrices"):
         matrices.multiply(torch.ones(64, 64), torch.ones(64, 64))
+
+
+@built
+@pytest.mark.skipif(LANES != 16 or narrow._kernel is None, reason="needs AVX-512 and a torch with oneDNN")
+def test_only_long_rows_are_for_onednn_where_the_kernel_takes_the_place_of_blas(
+    monkeypatch: pytest.MonkeyPatch, slow_blas: None
+) -> None:
+    long, short = torch.ones(2**21 // narrow.LONG, narrow.LONG), torch.ones(2**11, 2**10)
+    assert narrow.kernel(long, torch.ones(48, narrow.LONG)) == "oneDNN"
+    assert narrow.kernel(short, torch.ones(48, 2**10)) == "BLAS"
+    monkeypatch.setattr(matrices, "HALF_BLAS", False)
+    assert narrow.kernel(short, torch.ones(48, 2**10)) == "oneDNN"
