@@ -42,7 +42,8 @@ def machine(threads: Sequence[int] = (1,)) -> str:
     kind = {"x86_64": "x86-64", "AMD64": "x86-64", "aarch64": "ARM64"}.get(platform.machine(), platform.machine())
     used = " and ".join(map(str, threads)) + (" thread" if threads == (1,) else " threads")
     vectors = torch.backends.cpu.get_cpu_capability()
-    where = f"{os.cpu_count()} cores of a {kind} machine ({vectors})"
+    amd = compiled.library is not None and compiled.library.amd()  # where BLAS is slower: see kronecell/matrices.py
+    where = f"{os.cpu_count()} cores of a {kind} machine ({vectors}{', AMD' if amd else ''})"
     kernels = "with" if compiled.library is not None else "without"
     return f"Measured on {where}, {used}, torch {torch.__version__}, float32, {kernels} the compiled kernels."
 

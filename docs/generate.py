@@ -223,7 +223,12 @@ def _case(group: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 def _times(case: dict[str, Any], reference: str) -> str:
     over = case.get("over", {}).get(reference)
-    return f"{1 / over['seconds']:.3g}" if over else ""
+    return _digits(1 / over["seconds"]) if over else ""
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, large numbers as a person writes them."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def headline() -> str:
@@ -288,7 +293,7 @@ def besides() -> str:
 
 def _lstm(group: dict[str, Any], label: str) -> str:
     faster = group["cases"].get(f"{label} unshared", {}).get("faster")
-    return f"{faster['seconds']:.3g}x" if faster else ""
+    return f"{_digits(faster['seconds'])}x" if faster else ""
 
 
 def fits() -> str:

@@ -32,8 +32,8 @@ MOST_COLUMNS = {16: 64, 8: 64}  # by lanes; with more columns BLAS is as good or
 LEAST_ELEMENTS = {16: 2**21, 8: 2**20}  # of x; with fewer, there is little to gain and the start of a kernel to lose
 COLUMNS, ELEMENTS = MOST_COLUMNS.get(LANES, 16), LEAST_ELEMENTS.get(LANES, 2**20)  # what lies as W does, and large
 ENOUGH = COMPILED_ELEMENTS.get(LANES, 2**20)
-# Depth from which oneDNN is faster than what takes the place of BLAS; with less, that is as fast, and writes where it is
-# told to.
+# Depth from which oneDNN is faster than what takes the place of BLAS; with less, that is as fast, and writes where it
+# is told to.
 LONG = 2**13
 FEWEST_ELEMENTS = min(ELEMENTS, ENOUGH) // 4  # with fewer, BLAS is taken whatever the rest
 

@@ -104,7 +104,7 @@ MODES = (8, 10, 10, 12), (4, 4, 2, 2)
 def test_all_ways_to_run_a_product_are_as_exact_as_with_blas_and_most_use_the_kernel(
     monkeypatch: pytest.MonkeyPatch, slow_blas: None, fmt: kc.Format, shared: bool
 ) -> None:
-    rows = 32
+    rows = 16
     factors = fmt.init(torch.Generator().manual_seed(0), gates=4, shared=shared)
     exact = {name: tensor.double().requires_grad_() for name, tensor in factors.items()}
     leaves = {name: tensor.requires_grad_() for name, tensor in factors.items()}
