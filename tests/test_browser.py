@@ -41,6 +41,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     chrome.set_script_timeout(20)
+    chrome.get("about:blank")  # else the browser's own first page may still be loading when a test begins
     yield chrome
     chrome.quit()
 
@@ -64,9 +65,10 @@ def visit(browser: Any, url: str, width: int = 1200, dark: bool = False) -> None
 
 
 def requests(browser: Any) -> list[str]:
-    """Addresses of all requests since the last visit."""
+    """Addresses of all requests since the last visit, but for those within the browser itself."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [address for address in sent if not address.startswith("chrome:")]
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
