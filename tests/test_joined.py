@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import prod
 
 import pytest
 import torch
@@ -37,15 +38,8 @@ def plan_of(fmt: kc.KCP, rows: int, shared: bool = False) -> Plan:
 def learning(plan: Plan, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(seed)
     factors = {name: torch.randn(shape, generator=generator) for name, shape in plan.network.shapes.items()}
-    bias = torch.randn(GATES * plan_outputs(plan), generator=generator)
+    bias = torch.randn(prod(plan.network.shape(plan.network.outputs)), generator=generator)
     return {name: tensor.requires_grad_() for name, tensor in factors.items()}, bias.requires_grad_()
-
-
-def plan_outputs(plan: Plan) -> int:
-    outputs = 1
-    for leg, size in plan.network.leg_sizes:
-        outputs *= size if leg.startswith("n") else 1
-    return outputs
 
 
 def is_one(y: Tensor) -> bool:
