@@ -58,6 +58,7 @@ def suits(a: Tensor, b: Tensor, out: Tensor | None) -> bool:
     fit = a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]  # else torch says what is wrong
     if out is not None:
         fit = fit and out.shape == (*a.shape[:-1], columns) and out.stride(-1) == 1 and out.stride(-2) >= columns
+        fit = fit and 0 not in out.stride()
     return fit and not followed and numbers(*given)
 
 

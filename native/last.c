@@ -13,27 +13,8 @@
 #define SOME 8  /* rows whose share in the gradient of w is added at once */
 #define PART 48 /* rows that stay in cache for both gradients */
 
-#if defined(__x86_64__)
-#define LANES 16
-#define ROWS 12 /* at once, by two registers of columns */
-#define NAME(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-#include "last.h"
-
-#define LANES 8
-#define ROWS 6
-#define NAME(name) name##_avx2
-#define TARGET __attribute__((target("avx2,fma")))
-#include "last.h"
-#endif
-
-#define LANES 4
-#define ROWS 6
-#define NAME(name) name##_any
-#define TARGET
-#include "last.h"
-
-#include "call.h"
+#define KERNEL "last.h"
+#include "widths.h"
 
 void last_product(const float *x, long x_group, long x_row, const float *w, const float *bias, float *y, long rows,
                   long groups, long depth, long columns, int threads) {

@@ -100,7 +100,3 @@ TARGET static long NAME(last_turned)(long depth, long columns) { return (depth +
 #undef vec
 #undef INLINE
 #undef WIDTH
-#undef LANES
-#undef ROWS
-#undef NAME
-#undef TARGET

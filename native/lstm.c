@@ -20,27 +20,8 @@
 #define GATES 48       /* lines of that gradient that are made at once; a multiple of all ROWS, and of 4 */
 #define MOST_STRIPES 4 /* of columns at once, where there are few rows */
 
-#if defined(__x86_64__)
-#define LANES 16
-#define ROWS 12 /* at once, by one stripe: as many as leave registers for the rest */
-#define NAME(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-#include "lstm.h"
-
-#define LANES 8
-#define ROWS 6
-#define NAME(name) name##_avx2
-#define TARGET __attribute__((target("avx2,fma")))
-#include "lstm.h"
-#endif
-
-#define LANES 4
-#define ROWS 6
-#define NAME(name) name##_any
-#define TARGET
-#include "lstm.h"
-
-#include "call.h"
+#define KERNEL "lstm.h"
+#include "widths.h"
 
 /* Numbers of a packed w. */
 long lstm_packed(long hidden, int backward) {

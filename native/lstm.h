@@ -325,7 +325,3 @@ TARGET static void NAME(lstm_weight_gradient)(const float *d_gates, const float 
 #undef ivec
 #undef INLINE
 #undef WIDTH
-#undef LANES
-#undef ROWS
-#undef NAME
-#undef TARGET

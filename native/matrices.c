@@ -17,27 +17,8 @@
 #define TALL 192         /* rows of a that stay in cache while all stripes go by */
 #define MOST_COLUMNS 512 /* columns of b that are packed at once */
 
-#if defined(__x86_64__)
-#define LANES 16
-#define ROWS 12 /* at once, by one stripe: as many as leave registers for the rest */
-#define NAME(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-#include "matrices.h"
-
-#define LANES 8
-#define ROWS 6
-#define NAME(name) name##_avx2
-#define TARGET __attribute__((target("avx2,fma")))
-#include "matrices.h"
-#endif
-
-#define LANES 4
-#define ROWS 6
-#define NAME(name) name##_any
-#define TARGET
-#include "matrices.h"
-
-#include "call.h"
+#define KERNEL "matrices.h"
+#include "widths.h"
 
 /* Strides count numbers; those of a and b are for n, rows and columns, c's columns lie together. Threads divide the rows of
  * all n, which leaves the bits. Returns 1 if there is no memory. */

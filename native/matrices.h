@@ -140,7 +140,3 @@ TARGET static void NAME(matrix_product)(const float *a, long a_row, long a_colum
 #undef vec
 #undef INLINE
 #undef WIDTH
-#undef LANES
-#undef ROWS
-#undef NAME
-#undef TARGET

@@ -140,15 +140,15 @@ def test_unusual_networks_have_the_values_of_the_dense_matrix(
     plan, rows = Plan(fmt.network(GATES, shared), order, 27, wide=True), 27
     (factors, bias), x = learning(plan), operand(rows, fmt.M, False, 1)
     exact = {name: tensor.detach().double().requires_grad_() for name, tensor in factors.items()}
-    oracle = plan.execute(x.double(), exact, bias.double())  # float64 has no kernels
+    oracle = dense_product(fmt, x.double(), exact, GATES, shared) + bias.double()
     y = plan.execute(x, factors, bias)
-    assert (y - oracle).norm() <= 1e-5 * oracle.norm()
+    assert (y - oracle).norm() <= 2e-6 * oracle.norm()
     found, wanted = (
         torch.autograd.grad(y.sum(), [*factors.values()]),
         torch.autograd.grad(oracle.sum(), [*exact.values()]),
     )
     for got, want in zip(found, wanted, strict=True):
-        assert (got - want).norm() <= 1e-5 * want.norm()
+        assert (got - want).norm() <= 3e-6 * want.norm()
 
 
 @pytest.mark.parametrize("size", [1, 32, 127, 129])

@@ -143,6 +143,8 @@ def test_what_the_kernel_does_not_take_is_for_torch(monkeypatch: pytest.MonkeyPa
     assert not matrices.suits(a, b, torch.empty(64, 64).t())
     assert not matrices.suits(a, b, torch.empty(1, 64).expand(64, 64))
     assert not matrices.suits(a, b, torch.empty(8, 64))
+    three = a.expand(3, 64, 64)
+    assert not matrices.suits(three, three, torch.empty(1, 64, 64).expand(3, 64, 64))
     assert not matrices.suits(a.double(), b.double(), None)
     assert not matrices.suits(a.to("meta"), b.to("meta"), None)
     assert not matrices.suits(a, b[:, :7], None)
