@@ -6,7 +6,7 @@ All candidates are timed, except those predicted to take more than 3 times the c
 Those within 1.3 of the best are then timed again, in turn, together with the choice of the cost model and the paper's
 own order: from these come the ratios, so that no choice is judged by the times that made it. Both the tuned choice and
 the cost model's, without measurement, are given. The tuned choices are kept in choices.json, which
-`kronecell.tune.load_choices` reads.
+`kronecell.ops.tune.load_choices` reads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.prices import calls_of
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import interleave, ratio, threads
-from kronecell.atomic import write_atomically
+from kronecell.deploy.atomic import write_atomically
 from kronecell.formats import Format
-from kronecell.paper import paper_order
-from kronecell.tune import Product, bucket, pick, predicted
+from kronecell.paper.tables import paper_order
+from kronecell.ops.tune import Product, bucket, pick, predicted
 
 CHOICES = "choices.json"
 ROWS = (1, 6, 96, 384)

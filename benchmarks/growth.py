@@ -20,10 +20,10 @@ import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell.atomic import write_atomically
-from kronecell.candidates import candidates, predict
+from kronecell.deploy.atomic import write_atomically
+from kronecell.ops.candidates import candidates, predict
 from kronecell.formats import Format
-from kronecell.tune import bucket
+from kronecell.ops.tune import bucket
 
 N = (4, 4, 4, 4)
 M = (8, 20, 20, 18)

@@ -23,7 +23,7 @@ import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import training
-from kronecell import narrow
+from kronecell.ops import narrow
 
 ROWS = 96
 MEGABYTE = 2**20

@@ -18,7 +18,7 @@ import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, MAIN, formats, small_formats
 from benchmarks.timing import Call, inference, training
-from kronecell.branch_study import WAYS, study
+from kronecell.paper.branch_study import WAYS, study
 
 RANKS = (2, 8, 32)
 ROWS = (1, 96, 384)

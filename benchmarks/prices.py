@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell.candidates import PRICES, Prices, Runner, candidates, predict, work
+from kronecell.ops.candidates import PRICES, Prices, Runner, candidates, predict, work
 from kronecell.formats import Format
 
 NAMES = ("batched", "read", "written", "fresh", "copied", "matrix", "call")
@@ -60,7 +60,7 @@ def priced(done: dict[str, float], prices: Prices) -> float:
 def calls_of(
     runners: dict[str, Runner], fmt: Format, rows: int, shared: bool | tuple[str, ...], grad: bool
 ) -> dict[str, Call]:
-    """One call of every candidate on the same random data, as `kronecell.tune` runs it.
+    """One call of every candidate on the same random data, as `kronecell.ops.tune` runs it.
 
     Where two candidates make the same of the weights, they read the same memory: else that which happens to lie better
     would be the faster one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Format, LowRank, Tucker
-from kronecell.paper import SETTINGS, paper_format
+from kronecell.paper.tables import SETTINGS, paper_format
 
 GATES = 4
 KCP_LABELS = {"UCF11": ("KCP(4,4,2)", "KCP(4,2,2)"), "UCF50": ("KCP(6,2,2)", "KCP(4,2,2)")}

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from kronecell.atomic import write_atomically
-from kronecell.commands.train import find_store
-from kronecell.environment import environment
-from kronecell.experiment import load_experiment, run, run_folder
+from kronecell.deploy.atomic import write_atomically
+from kronecell.cli.train import find_store
+from kronecell.training.environment import environment
+from kronecell.training.run import load_experiment, run, run_folder
 
 FORMATS = ("ori", "tt", "bt", "tr", "ht", "kcp")
 RESULTS = Path(__file__).parent / "results"

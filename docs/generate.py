@@ -19,8 +19,8 @@ from typing import Any
 
 from pictures import FOLDER, LABELS, drawings
 
-from kronecell import paper
-from kronecell.commands.count import EXAMPLES
+from kronecell.paper import tables as paper
+from kronecell.cli.count import EXAMPLES
 from kronecell.formats import FORMATS, parse
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from kronecell import paper
-from kronecell.commands.count import EXAMPLES
-from kronecell.drawing import draw
+from kronecell.paper import tables as paper
+from kronecell.cli.count import EXAMPLES
+from kronecell.report.drawing import draw
 from kronecell.formats import Format, parse
 
 FOLDER = Path(__file__).resolve().parent / "drawings"

@@ -1,18 +1,18 @@
 """Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks."""
 
-from kronecell.accounting import Cost, count
+from kronecell.nn.counting import Cost, count
 from kronecell.compress import compress
 from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
-from kronecell.export import export_onnx
-from kronecell.files import load, save
+from kronecell.deploy.onnx import export_onnx
+from kronecell.deploy.modules import load, save
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
-from kronecell.linear import TensorLinear
-from kronecell.modes import factorize
-from kronecell.network import Factor, Network
-from kronecell.plan import Plan
-from kronecell.rnn import GRU, LSTM
-from kronecell.suggest import suggest
-from kronecell.tune import measure_on_first_use, tune
+from kronecell.nn.linear import TensorLinear
+from kronecell.formats.modes import factorize
+from kronecell.plans.network import Factor, Network
+from kronecell.ops.plan import Plan
+from kronecell.nn.rnn import GRU, LSTM
+from kronecell.compress.suggest import suggest
+from kronecell.ops.tune import measure_on_first_use, tune
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,6 @@
 """python -m kronecell."""
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Run directories in the layout of kronecell.experiment, written without training: what the report reads."""
+"""Run directories in the layout of kronecell.training.run, written without training: what the report reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kronecell.formats import parse
-from kronecell.paper import mflops, paper_format, paper_macs, paper_order
+from kronecell.paper.tables import mflops, paper_format, paper_macs, paper_order
 
 FORMATS = ("Ori", "TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")
 HIDDEN, CLASSES, GATES = 256, 11, 4

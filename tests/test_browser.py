@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kronecell.explore import Server, answer
+from kronecell.report.explore import Server, answer
 from kronecell.report import write_report
 from tests.run_cases import write_mixed, write_study
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell.cli import COMMANDS, main
+from kronecell.cli.main import COMMANDS, main
 
 KCP = "kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2"
 

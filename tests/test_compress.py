@@ -16,7 +16,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 import kronecell as kc
-from kronecell.commands.compress import compress, inspect
+from kronecell.cli.compress import compress, inspect
 
 
 class Model(nn.Module):

@@ -134,7 +134,7 @@ def test_lowrank_and_kt_reach_the_bound_of_eckart_and_young() -> None:
 
 
 def test_large_matrices_take_the_other_roads_to_the_same_svd() -> None:
-    from kronecell.fit.svd import EXACT_NUMEL, GRAM_SIDE, truncated_svd
+    from kronecell.formats.fitting.svd import EXACT_NUMEL, GRAM_SIDE, truncated_svd
 
     for shape in ((40, 20_000), (20_000, 40), (GRAM_SIDE + 100, GRAM_SIDE + 50)):
         generator = torch.Generator().manual_seed(5)
@@ -272,7 +272,7 @@ def test_data_aware_fits_of_shared_gates() -> None:
 @pytest.mark.parametrize("fmt", COMPRESSED[2:], ids=str)
 @pytest.mark.parametrize("gates", [1, 3])
 def test_a_sweep_by_halves_is_the_plain_sweep(fmt: kc.Format, gates: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kronecell.fit import als
+    from kronecell.formats.fitting import als
 
     network = fmt.network(gates, gates > 1).as_dense()
     W = drawn(gates * fmt.M, fmt.N).reshape(network.shape(network.outputs))

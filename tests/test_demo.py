@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 
 LABELS = {"Ori", "KCP(4,4,2)", "TR", "TT", "HT", "BT"}
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from kronecell import KCP, TT, TensorLinear
-from kronecell.checkpoint import load_checkpoint, load_tensors, read_facts
+from kronecell.training.checkpoint import load_checkpoint, load_tensors, read_facts
 from kronecell.data import Store
 from kronecell.errors import PlanError
-from kronecell.experiment import loaders
-from kronecell.model import VideoClassifier
-from kronecell.parallel import branch_parallel, share
-from kronecell.train import Progress, fit, make_optimiser
+from kronecell.training.run import loaders
+from kronecell.training.classifier import VideoClassifier
+from kronecell.nn.branch_parallel import branch_parallel, share
+from kronecell.training.loop import Progress, fit, make_optimiser
 from tests.distributed_cases import (
     DDP,
     branch_parallel_equals_serial,

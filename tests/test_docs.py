@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kronecell as kc
-from kronecell.cli import build, main
+from kronecell.cli.main import build, main
 from tests.run_cases import write_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,7 +172,7 @@ def test_commands_that_need_no_data_run(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_in_sentences_exist(name: str) -> None:
-    from kronecell.cli import COMMANDS
+    from kronecell.cli.main import COMMANDS
 
     text = FENCE.sub("", (ROOT / name).read_text(encoding="utf-8"))
     for word in re.findall(r"`kronecell ([a-z]+)", text):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.commands.count import EXAMPLES
-from kronecell.drawing import COLUMN, NODE, draw, step_rows
-from kronecell.layout import RESULT, arrange
-from kronecell.network import INPUT
+from kronecell.cli.count import EXAMPLES
+from kronecell.report.drawing import COLUMN, NODE, draw, step_rows
+from kronecell.report.drawing_layout import RESULT, arrange
+from kronecell.plans.network import INPUT
 from tests.cases import KINDS, formats
 
 SVG = "{http://www.w3.org/2000/svg}"

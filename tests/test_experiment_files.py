@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from kronecell.errors import KronecellError
-from kronecell.experiment import Experiment, list_experiments, load_experiment, make_experiment, parse_overrides
-from kronecell.paper import SETTINGS, paper_format, paper_params
-from kronecell.paper_printed import TABLES
-from kronecell.protocol import deviations
-from kronecell.train import make_optimiser
+from kronecell.training.run import Experiment, list_experiments, load_experiment, make_experiment, parse_overrides
+from kronecell.paper.tables import SETTINGS, paper_format, paper_params
+from kronecell.paper.printed import TABLES
+from kronecell.training.protocol import deviations
+from kronecell.training.loop import make_optimiser
 
 NAMES = list_experiments()
 MISPRINTED = {("UCF11", True, "KCP(4,2,2)")}  # 994 in the paper, 944 in truth
@@ -29,7 +29,7 @@ def row_name(dataset: str, label: str, shared: bool) -> str:
 
 @pytest.mark.parametrize("row", TABLES, ids=lambda row: row_name(row.dataset, row.format, row.shared))
 def test_every_row_of_the_six_tables_has_a_file_with_the_papers_settings(row: object) -> None:
-    from kronecell.paper_printed import Printed
+    from kronecell.paper.printed import Printed
 
     assert isinstance(row, Printed)
     e = load_experiment(row_name(row.dataset, row.format, row.shared))

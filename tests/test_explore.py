@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 from kronecell.errors import KronecellError
-from kronecell.explore import Server, answer, measured
+from kronecell.report.explore import Server, answer, measured
 from kronecell.formats import FORMATS
 
 BASE = {"kind": "kcp", "M": "57600", "N": "256", "m": "8x20x20x18", "n": "4x4x4x4", "K": "4", "CA": "4", "CB": "2"}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import kronecell as kc
-from kronecell import export as export_module
+from kronecell.deploy import onnx as export_module
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 from kronecell.formats import FORMATS
 from tests.run_cases import write_run
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import kronecell as kc
-from kronecell.atomic import remove_temporaries
-from kronecell.files import CONFIG, TENSORS
+from kronecell.deploy.atomic import remove_temporaries
+from kronecell.deploy.modules import CONFIG, TENSORS
 
 
 def modules() -> dict[str, nn.Module]:
@@ -151,7 +151,7 @@ def test_damage_is_named(name: str, folder: Path) -> None:
 def test_a_config_that_contradicts_the_tensors_is_refused(folder: Path) -> None:
     """Even one with the right digest: the tensors must be those of the module the config builds."""
     edit_config(folder, lambda c: c["modules"][""]["arguments"].update(hidden_size=4, input_format=[None]))
-    from kronecell.files import _digest
+    from kronecell.deploy.modules import _digest
 
     save_file(load_file(folder / TENSORS), folder / TENSORS, {"config_sha256": _digest((folder / CONFIG).read_text())})
     with pytest.raises(kc.CheckpointError, match="missing tensors weight_ih_l0"):
@@ -173,7 +173,7 @@ def test_a_failed_write_leaves_the_old_files(folder: Path, monkeypatch: pytest.M
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kronecell.files.save_file", full_disk)
+    monkeypatch.setattr("kronecell.deploy.modules.save_file", full_disk)
     with pytest.raises(kc.KronecellError, match="No space left"):
         kc.save(kc.GRU(12, 8), folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before

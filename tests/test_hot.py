@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import compiled, narrow
-from kronecell.candidates import Chunked, candidates
-from kronecell.operation import Op
+from kronecell.ops import compiled
+from kronecell.ops import narrow
+from kronecell.ops.candidates import Chunked, candidates
+from kronecell.ops.operation import Op
 
 F64 = torch.float64
 KCP = kc.KCP((4, 3, 2, 3), (2, 2, 2, 1), 2, 2, 2)
@@ -274,6 +275,6 @@ def test_at_the_papers_size_every_form_of_a_step_is_taken_and_gives_the_same(
     assert ops[0].narrow and ops[1].spread and ops[1].diagonal and plan.program.straight
     expected = results(PAPER.plan("separable", gates=4))  # held against dense by the law suite
     for many in (2**40, 0):  # gradients of a spread operand made first and then summed, and summed as they are made
-        monkeypatch.setattr("kronecell.operation.MANY", many)
+        monkeypatch.setattr("kronecell.ops.operation.MANY", many)
         for got, want in zip(results(plan, chunk), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kronecell as kc
-from kronecell.paper import SETTINGS, paper_format
+from kronecell.paper.tables import SETTINGS, paper_format
 from tests.test_dense_oracle import CASES
 
 LABELS = {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.candidates import Chunked, candidates
-from kronecell.operation import Op, View
-from kronecell.plan import Plan
+from kronecell.ops.candidates import Chunked, candidates
+from kronecell.ops.operation import Op, View
+from kronecell.ops.plan import Plan
 from tests.cases import dense_product
 
 F64 = torch.float64

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kronecell import lstm_kernel
+from kronecell.ops import lstm_kernel
 from tests.lstm_cases import assert_rounded, built, combination, doubled, equations, infer, operands
 
 LOSSES: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {

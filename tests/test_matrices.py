@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import compiled, matrices, narrow
-from kronecell.candidates import Chunked, Runner, candidates
-from kronecell.processor import LANES
+from kronecell.ops import compiled
+from kronecell.ops import matrices
+from kronecell.ops import narrow
+from kronecell.ops.candidates import Chunked, Runner, candidates
+from kronecell.ops.processor import LANES
 from tests.cases import dense_product
 from tests.test_compiled import EPS, built, counted, operand
 

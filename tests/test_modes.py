@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.modes import IMBALANCE, SMALL, factorizes, padded_size
+from kronecell.formats.modes import IMBALANCE, SMALL, factorizes, padded_size
 
 
 @given(st.integers(1, 100_000), st.integers(1, 6))

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kronecell import compiled, narrow
+from kronecell.ops import compiled
+
+from kronecell.ops import narrow
 
 F64 = torch.float64
 

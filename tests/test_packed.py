@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations, prune
 
 import kronecell as kc
-from kronecell import recurrence
+from kronecell.nn import recurrence
 
 LAYER = "kcp:m=4x3x3,n=4x4x3,K=2,CA=2,CB=2"
 PACKED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell import paper
+from kronecell.paper import tables as paper
 
 ERRATA = {
     ("UCF11", False, "Ori", "mflops"),
@@ -94,7 +94,7 @@ def test_counting_allocates_nothing_big() -> None:
     """Every count of the paper, the dense UCF50 layer of 530 million parameters included, in a fresh process."""
     code = """
 import resource, kronecell as kc
-from kronecell import paper
+from kronecell.paper import tables as paper
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 paper.tables(); paper.last_table()
 kc.Dense((15, 16, 16, 15), (8, 6, 6, 8)).plan(rows=384, gates=4).peak

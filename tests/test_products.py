@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import compiled, products
-from kronecell.candidates import candidates
-from kronecell.plan import Plan
-from kronecell.products import Products
+from kronecell.ops import compiled
+from kronecell.ops import products
+from kronecell.ops.candidates import candidates
+from kronecell.ops.plan import Plan
+from kronecell.ops.products import Products
 from tests.cases import dense_product, formats
 from tests.test_compiled import EPS, built, counted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell import paper
+from kronecell.paper import tables as paper
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

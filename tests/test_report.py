@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 from kronecell.errors import KronecellError
 from kronecell.report import find_runs, group_runs, load_runs, markdown, summary, write_report
 from kronecell.report.groups import Spread

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kronecell as kc
-from kronecell.linear import TensorLinear
+from kronecell.nn.linear import TensorLinear
 from tests.recurrent_cases import HIDDEN, INPUT, RECIPES, Case, corners, flat, grid, largest_difference, run
 
 TOLERANCE = 1e-10

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kronecell as kc
-from kronecell.candidates import Chunked, candidates
-from kronecell.hot import _scratch
-from kronecell.space import Lender, Space
+from kronecell.ops.candidates import Chunked, candidates
+from kronecell.ops.hot import _scratch
+from kronecell.ops.space import Lender, Space
 
 F64 = torch.float64
 ROWS, CHUNK = 11, 3
@@ -40,7 +40,7 @@ def test_a_slot_keeps_its_memory_and_grows_when_it_must() -> None:
 def test_between_calls_the_largest_buffers_are_given_back_until_the_rest_may_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kronecell.space.KEPT_BYTES", 100)
+    monkeypatch.setattr("kronecell.ops.space.KEPT_BYTES", 100)
     space, like = Space(), torch.zeros(0)
     sizes = {"a": 10, "b": 26, "c": 12, "d": 14}  # of 4 bytes
     taken = [space.take((slot, "product"), (size,), like).data_ptr() for slot, size in sizes.items()]
@@ -68,7 +68,7 @@ def test_memory_is_lent_again_only_when_nobody_has_it() -> None:
 
 
 def test_a_lender_has_no_more_memory_than_it_may_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kronecell.space.LEARNING_BYTES", 100)
+    monkeypatch.setattr("kronecell.ops.space.LEARNING_BYTES", 100)
     lender, like = Lender(), torch.zeros(0)
     for sizes in ((20,), (10, 12), (30,), (4, 8, 12, 16)):
         lent = [lender.take(("a", "product"), (size,), like) for size in sizes]
@@ -77,7 +77,7 @@ def test_a_lender_has_no_more_memory_than_it_may_keep(monkeypatch: pytest.Monkey
 
 
 def test_without_a_count_of_owners_all_memory_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kronecell.space._owners", None)
+    monkeypatch.setattr("kronecell.ops.space._owners", None)
     lender = Lender()
     assert lender.take(("a", "product"), (3,), torch.zeros(0)).shape == (3,) and not lender._lent
 
@@ -88,7 +88,7 @@ def test_what_autograd_keeps_is_not_overwritten_before_its_backward(
     monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, retain: bool
 ) -> None:
     """Several graphs at once, of which some are dropped and others used twice, in memory that is lent again."""
-    monkeypatch.setattr("kronecell.hot.LARGE", 1)
+    monkeypatch.setattr("kronecell.ops.hot.LARGE", 1)
     monkeypatch.setattr(_scratch, "lender", Lender())
     torch.manual_seed(0)
     layer = kc.TensorLinear(fmt, gates=4, dtype=F64, order=next(iter(fmt.orders())))
@@ -113,7 +113,7 @@ def test_what_autograd_keeps_is_not_overwritten_before_its_backward(
 def test_results_are_not_overwritten_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, gates: int
 ) -> None:
-    monkeypatch.setattr("kronecell.hot.LARGE", 1)
+    monkeypatch.setattr("kronecell.ops.hot.LARGE", 1)
     generator = torch.Generator().manual_seed(0)
     factors = fmt.init(generator, dtype=F64, gates=gates)
     first, second = torch.randn(2, ROWS, fmt.M, dtype=F64, generator=generator)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.candidates import Chunked, candidates
-from kronecell.plan import Plan
+from kronecell.ops.candidates import Chunked, candidates
+from kronecell.ops.plan import Plan
 from tests.cases import KINDS, dense_product, formats
 
 F64 = torch.float64
@@ -110,8 +110,8 @@ def test_bytes_are_numbers_divided_by_255_in_every_candidate(kind: str) -> None:
 def test_bytes_without_gradients_go_through_all_steps_some_rows_at_a_time(
     monkeypatch: pytest.MonkeyPatch, kind: str, elements: int
 ) -> None:
-    monkeypatch.setattr("kronecell.plan.CONVERTED_ELEMENTS", elements)
-    monkeypatch.setattr("kronecell.plan.SHARE", 0)
+    monkeypatch.setattr("kronecell.ops.plan.CONVERTED_ELEMENTS", elements)
+    monkeypatch.setattr("kronecell.ops.plan.SHARE", 0)
 
     @settings(max_examples=4)
     @given(formats(kind), GATINGS)
@@ -132,8 +132,8 @@ def test_bytes_without_gradients_go_through_all_steps_some_rows_at_a_time(
 def test_the_byte_product_has_second_derivatives(
     monkeypatch: pytest.MonkeyPatch, fmt: kc.Format, elements: int
 ) -> None:
-    monkeypatch.setattr("kronecell.bytes.CHUNK_ELEMENTS", elements)
-    monkeypatch.setattr("kronecell.bytes.SHARE", 0 if elements == 1 else 4)  # one row a chunk
+    monkeypatch.setattr("kronecell.ops.bytes.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("kronecell.ops.bytes.SHARE", 0 if elements == 1 else 4)  # one row a chunk
     x = torch.randint(0, 256, (4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
 
@@ -146,8 +146,8 @@ def test_the_byte_product_has_second_derivatives(
 
 @pytest.mark.parametrize("fmt", [kc.KCP((4, 3), (2, 2), 2, 2, 2), kc.TT((4, 3), (2, 2), 2)], ids=str)
 def test_many_byte_chunks_are_one_product(monkeypatch: pytest.MonkeyPatch, fmt: kc.Format) -> None:
-    monkeypatch.setattr("kronecell.bytes.CHUNK_ELEMENTS", 40)
-    monkeypatch.setattr("kronecell.bytes.SHARE", 0)
+    monkeypatch.setattr("kronecell.ops.bytes.CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr("kronecell.ops.bytes.SHARE", 0)
     factors = {n: t.requires_grad_() for n, t in fmt.init(torch.Generator().manual_seed(1), dtype=F64).items()}
     x = torch.randint(0, 256, (11, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y, expected = fmt.matmul(x, factors), fmt.matmul(x.double() / 255, factors)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell import compiled, narrow
+from kronecell.ops import compiled
+from kronecell.ops import narrow
 from tests.test_compiled import EPS, built, counted, operand, used
 
 

@@ -98,7 +98,7 @@ def test_there_is_no_utils_module() -> None:
 
 
 def test_importing_kronecell_needs_no_optional_package() -> None:
-    code = f"import sys, kronecell, kronecell.cli; print(sorted({OPTIONAL!r} & {{*sys.modules}}))"
+    code = f"import sys, kronecell, kronecell.cli.main; print(sorted({OPTIONAL!r} & {{*sys.modules}}))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = set(ast.literal_eval(output)) - {"rich"}  # typer itself brings and imports rich
     assert found == set()

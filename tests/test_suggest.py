@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kronecell as kc
-from kronecell.suggest import KINDS, best_modes, mode_choices, screened, sized
+from kronecell.compress.suggest import KINDS, best_modes, mode_choices, screened, sized
 
 
 def matrix() -> torch.Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.theory import kt_rank_bounds, kt_to_kcp
+from kronecell.paper.theory import kt_rank_bounds, kt_to_kcp
 from tests.cases import formats
 
 F64 = torch.float64

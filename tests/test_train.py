@@ -10,9 +10,9 @@ import torch
 
 from kronecell.data import Store
 from kronecell.errors import KronecellError
-from kronecell.experiment import loaders
-from kronecell.model import VideoClassifier
-from kronecell.train import (
+from kronecell.training.run import loaders
+from kronecell.training.classifier import VideoClassifier
+from kronecell.training.loop import (
     Diverged,
     Interrupted,
     Progress,
@@ -150,7 +150,7 @@ def test_the_average_is_over_the_papers_100_epochs_or_a_quarter(epochs: int, win
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    from kronecell.train import check_settings
+    from kronecell.training.loop import check_settings
 
     with pytest.raises(KronecellError, match=next(iter(wrong))):
         check_settings(TrainSettings(**wrong))

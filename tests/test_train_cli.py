@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kronecell.cli import main
+from kronecell.cli.main import main
 from kronecell.data import Store
 from tests.training_cases import store, tiny, toml_file  # noqa: F401
 

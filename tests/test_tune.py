@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
-from kronecell.candidates import candidates, predict, splits
-from kronecell.plan import Plan
-from kronecell.tune import (
+from kronecell.ops.candidates import candidates, predict, splits
+from kronecell.ops.plan import Plan
+from kronecell.ops.tune import (
     SAME,
     Choice,
     Product,
@@ -96,7 +96,7 @@ def test_with_the_setting_on_a_product_is_measured_when_it_is_first_met(
         met.append(product.key)
         return measure(product, repeats=1)
 
-    monkeypatch.setattr(sys.modules["kronecell.tune"], "measure", spy)  # kronecell.tune is also a function
+    monkeypatch.setattr(sys.modules["kronecell.ops.tune"], "measure", spy)  # kronecell.ops.tune is also a function
     layer, x = kc.TensorLinear(WIDE, gates=4), torch.randn(16, WIDE.M)
     expected = x @ layer.dense_weight().detach().T + layer.bias.detach()  # type: ignore[union-attr]
     before = torch.get_rng_state()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kronecell.data import Store, find_dataset, prepare, write_synthetic
-from kronecell.experiment import Experiment, make_experiment
+from kronecell.training.run import Experiment, make_experiment
 
 KCP = "kcp:m=6x8x6x8,n=2x2x2x2,K=2,CA=2,CB=2"
 SETTINGS: dict[str, Any] = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kronecell.errors import KronecellError
-from kronecell.linear import TensorLinear
-from kronecell.recurrent import Recurrent
+from kronecell.nn.linear import TensorLinear
+from kronecell.nn.recurrent import Recurrent
 
 SUFFIXES = {1: ("",), 2: ("", "_reverse")}
 

@@ -22,10 +22,10 @@ from kronecell.compress.ranks import Chosen, distribute
 from kronecell.compress.report import Report, measure
 from kronecell.errors import KronecellError, ShapeError
 from kronecell.formats import FORMATS, Format, Recipe
-from kronecell.layer_formats import layer_formats
-from kronecell.linear import TensorLinear
-from kronecell.recurrent import Recurrent
-from kronecell.rnn import GRU, LSTM
+from kronecell.formats.recipes import layer_formats
+from kronecell.nn.linear import TensorLinear
+from kronecell.nn.recurrent import Recurrent
+from kronecell.nn.rnn import GRU, LSTM
 
 Rule = Format | Recipe | str
 # One start and a coarse tolerance: fine-tuning, which nearly always follows, makes up for the last thousandth.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.compress.matrices import Matrix
-from kronecell.linear import TensorLinear
+from kronecell.nn.linear import TensorLinear
 
 LATENCY_RUNS = 5
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from kronecell.errors import CheckpointError
-from kronecell.files import _check_tensors, _digest, _read_config, _read_tensors, load, rebuild
+from kronecell.deploy.modules import _check_tensors, _digest, _read_config, _read_tensors, load, rebuild
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 RECURRENT = re.compile(r"^(?:(.*)\.)?weight_hh_l0$")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from kronecell.atomic import replace_whole
+from kronecell.deploy.atomic import replace_whole
 from kronecell.data.video import printable
 from kronecell.errors import DataError
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kronecell.atomic import remove_temporaries
+from kronecell.deploy.atomic import remove_temporaries
 from kronecell.data.clipfile import Header, Settings, check_data, read_header
 from kronecell.data.datasets import Clip, Dataset
 from kronecell.data.folds import folds_record

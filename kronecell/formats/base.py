@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import PlanError, RankError, ShapeError
-from kronecell.fit.driver import fit_dense, relative_error
-from kronecell.fit.options import FitOptions
-from kronecell.network import Network
-from kronecell.order import Tree, greedy, optimal
-from kronecell.plan import Plan, check_tensor
+from kronecell.formats.fitting.driver import fit_dense, relative_error
+from kronecell.formats.fitting.options import FitOptions
+from kronecell.plans.network import Network
+from kronecell.plans.order import Tree, greedy, optimal
+from kronecell.ops.plan import Plan, check_tensor
 
 Shared = bool | Iterable[str]
 

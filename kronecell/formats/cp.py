@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kronecell.fit.cp import cp_start
-from kronecell.fit.options import FitOptions
-from kronecell.fit.tucker import joint_modes
+from kronecell.formats.fitting.cp import cp_start
+from kronecell.formats.fitting.options import FitOptions
+from kronecell.formats.fitting.tucker import joint_modes
 from kronecell.formats.base import Format, mode_legs
-from kronecell.network import INPUT, Factor, Network
-from kronecell.order import Tree, chain
+from kronecell.plans.network import INPUT, Factor, Network
+from kronecell.plans.order import Tree, chain
 
 
 @dataclass(frozen=True)

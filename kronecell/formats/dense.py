@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kronecell.fit.options import FitOptions
+from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
-from kronecell.network import INPUT, Factor, Network
-from kronecell.order import Tree
+from kronecell.plans.network import INPUT, Factor, Network
+from kronecell.plans.order import Tree
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kronecell.fit.options import FitOptions
-from kronecell.fit.svd import left_basis
+from kronecell.formats.fitting.options import FitOptions
+from kronecell.formats.fitting.svd import left_basis
 from kronecell.formats.base import Format, mode_legs
-from kronecell.network import INPUT, Factor, Network
-from kronecell.order import Tree, chain
+from kronecell.plans.network import INPUT, Factor, Network
+from kronecell.plans.order import Tree, chain
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kronecell.fit.options import FitOptions
-from kronecell.fit.tucker import joint_modes, tucker_fit
+from kronecell.formats.fitting.options import FitOptions
+from kronecell.formats.fitting.tucker import joint_modes, tucker_fit
 from kronecell.formats.base import Format, mode_legs
-from kronecell.network import INPUT, Factor, Network
-from kronecell.order import Tree, chain
+from kronecell.plans.network import INPUT, Factor, Network
+from kronecell.plans.order import Tree, chain
 
 
 @dataclass(frozen=True)

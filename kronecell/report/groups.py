@@ -9,8 +9,8 @@ from typing import Any
 
 from kronecell.errors import KronecellError
 from kronecell.formats import Format, Shared, parse
-from kronecell.paper import paper_format, paper_params
-from kronecell.paper_printed import TABLES, Printed
+from kronecell.paper.tables import paper_format, paper_params
+from kronecell.paper.printed import TABLES, Printed
 from kronecell.report.load import Run, number_of
 
 CURVES = ("top1", "loss", "train_accuracy")

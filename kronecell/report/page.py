@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kronecell.atomic import write_atomically
+from kronecell.deploy.atomic import write_atomically
 from kronecell.report.groups import CURVES, Group, group_runs
 from kronecell.report.load import Broken, Run, load_runs
 from kronecell.report.plans import PlanTable, plan_tables

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kronecell import data
-from kronecell.commands.data import app
+from kronecell.cli.data import app
 from tests.data.videos import pictures, write_video
 
 

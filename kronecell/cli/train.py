@@ -1,0 +1,93 @@
+"""`kronecell train`: one experiment on one fold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kronecell.errors import KronecellError
+
+SET = typer.Option(None, "--set", help="A setting over those of the experiment file, as key=value; may be repeated.")
+OUT = typer.Option(Path("runs"), help="Where run directories are made.")
+
+
+def train(
+    experiment: Annotated[str, typer.Argument(help="A name in the experiments folder, or the path of a TOML file.")],
+    data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
+    fold: Annotated[int, typer.Option(help="The fold to validate on, from 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, batches and dropout.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Short for --set epochs=N.")] = None,
+    overrides: list[str] | None = SET,
+    out: Path = OUT,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its own choice.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON document on stdout.")] = False,
+) -> None:
+    """Train one experiment on one fold; run it again to continue what was interrupted.
+
+    Several processes: torchrun --nproc-per-node 2 -m kronecell train ...
+
+    Example: kronecell train ucf11-kcp442 --data ucf11-store --fold 0 --seed 0
+    """
+    import torch
+
+    from kronecell.training.run import load_experiment, parse_overrides, run, run_folder
+    from kronecell.training.loop import Interrupted
+    from kronecell.training.distributed import torchrun_world
+
+    settings = parse_overrides(overrides or [])
+    if epochs is not None:
+        settings["epochs"] = epochs
+    chosen = load_experiment(experiment, settings)
+    if threads:
+        torch.set_num_threads(threads)
+    with torchrun_world(device) as world:
+        store = find_store(data, out, chosen.width, chosen.height, world)
+        try:
+            result = run(chosen, store, out, fold, seed, world=world)
+        except Interrupted:
+            if world.is_main:
+                folder = run_folder(out, chosen, fold, seed)
+                typer.echo(
+                    f"kronecell: stopped by a signal, checkpoint saved in {folder}; run again to go on", err=True
+                )
+            raise typer.Exit(143) from None
+        if world.is_main:
+            typer.echo(json.dumps(result) if as_json else summary(result, run_folder(out, chosen, fold, seed)))
+
+
+def find_store(data: Path, out: Path, width: int, height: int, world: Any = None, show: bool = True) -> Any:
+    """The store at `data`, or one made of the videos there, kept below `out` for the next run."""
+    from kronecell.data import find_dataset, open_store, prepare
+    from kronecell.training.distributed import World
+
+    world = world or World()
+    if (data / "manifest.json").is_file():
+        return open_store(data)
+    if not data.exists():
+        raise KronecellError(f"no data at {data}: give a store (kronecell data prepare) or a folder of videos")
+    dataset = find_dataset(data)
+    target = out / "stores" / f"{dataset.name}-{width}x{height}"
+    if world.is_main:
+        prepare(dataset, target, width, height, progress=show)
+    world.wait()
+    return open_store(target)
+
+
+def summary(result: dict[str, Any], folder: Path) -> str:
+    """A finished run for people."""
+    lines = [
+        f"{result['experiment']}, fold {result['fold']}, seed {result['seed']}: top-1 {result['top1']:.1%}, "
+        f"mean of the last {result['avg_over']} epoch(s) {result['avg']:.1%}",
+        f"W {result['params_w']:,} parameters ({result['ratio_w']:,.0f}x fewer), whole model "
+        f"{result['params_model']:,} ({result['ratio_model']:,.1f}x fewer)",
+        f"multiply-adds per clip {result['macs_executed']:,} (paper's order {result['macs_paper']:,}), "
+        f"step {result['step_ms']:.1f} ms, latency of one clip {result['latency_ms']:.1f} ms",
+        f"run directory: {folder}",
+        "differs from the paper's protocol:",
+        *(f"  - {text}" for text in result["deviations"]),
+    ]
+    return "\n".join(lines)

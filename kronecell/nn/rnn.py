@@ -1,0 +1,111 @@
+"""LSTM and GRU: drop-ins for torch.nn's, with the same arguments in the same order, then ours by keyword.
+
+input_format   how W is stored: None (dense), a Format, a recipe without modes such as "kcp:K=4,CA=4,CB=2", or a list
+               with one of these per layer
+hidden_format  the same for U
+shared         False, True (the gates share factors as the paper has it) or the names of the unshared factors, such as
+               ("A1",), the paper's stricter variant; hidden_shared is the same for U, and follows `shared` by default
+order          "auto", or an order of the format for the product with x
+forget_bias    the first value of the bias that makes a network remember
+pad_input      allow a format with more inputs than the layer has; the rest is filled with zeros
+recurrence     "auto", "native" (torch's kernel) or "loop"
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kronecell.formats import Shared
+from kronecell.formats.recipes import FormatSpecs
+from kronecell.plans.order import Tree
+from kronecell.nn.recurrence import gru_step, lstm_step
+from kronecell.nn.recurrent import Recurrent
+
+
+class LSTM(Recurrent):
+    """torch.nn.LSTM whose input matrices W and hidden matrices U may be compressed.
+
+    >>> rnn = LSTM(4096, 256, batch_first=True, input_format="kcp:K=4,CA=4,CB=2")
+    >>> output, (h_n, c_n) = rnn(torch.zeros(2, 5, 4096))
+    >>> output.shape
+    torch.Size([2, 5, 256])
+    """
+
+    GATES = 4
+    KEEP_GATE = 1  # f of i f g o
+    DENSE = nn.LSTM
+    STEP = staticmethod(lstm_step)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        input_format: FormatSpecs = None,
+        hidden_format: FormatSpecs = None,
+        shared: Shared = False,
+        hidden_shared: Shared | None = None,
+        order: str | Tree = "auto",
+        forget_bias: float | None = None,
+        pad_input: bool = False,
+        recurrence: str = "auto",
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype,
+            input_format=input_format, hidden_format=hidden_format, shared=shared, hidden_shared=hidden_shared,
+            order=order, forget_bias=forget_bias, pad_input=pad_input, recurrence=recurrence,
+        )  # fmt: skip
+
+    def _state_sizes(self) -> tuple[int, ...]:
+        return (self.output_size, self.hidden_size)
+
+
+class GRU(Recurrent):
+    """torch.nn.GRU whose input matrices W and hidden matrices U may be compressed.
+
+    `forget_bias` is the bias of the update gate z, which keeps the old state.
+    """
+
+    GATES = 3
+    KEEP_GATE = 1  # z of r z n
+    DENSE = nn.GRU
+    STEP = staticmethod(gru_step)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        input_format: FormatSpecs = None,
+        hidden_format: FormatSpecs = None,
+        shared: Shared = False,
+        hidden_shared: Shared | None = None,
+        order: str | Tree = "auto",
+        forget_bias: float | None = None,
+        pad_input: bool = False,
+        recurrence: str = "auto",
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype,
+            input_format=input_format, hidden_format=hidden_format, shared=shared, hidden_shared=hidden_shared,
+            order=order, forget_bias=forget_bias, pad_input=pad_input, recurrence=recurrence,
+        )  # fmt: skip
+
+    def _state_sizes(self) -> tuple[int, ...]:
+        return (self.output_size,)

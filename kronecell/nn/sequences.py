@@ -1,0 +1,104 @@
+"""What torch.nn's recurrent modules accept, brought to one form and back: plain, batch first, unbatched, packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from kronecell.errors import ShapeError
+from kronecell.nn.recurrence import State, reversal
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """`data` is (time, batch, M), (batch, time, M) when batch_first, or packed (rows, M) when batch_sizes is given."""
+
+    data: Tensor
+    batch: int
+    batch_first: bool = False
+    unbatched: bool = False
+    batch_sizes: Tensor | None = None
+    sorted_indices: Tensor | None = None
+    unsorted_indices: Tensor | None = None
+
+    @property
+    def steps(self) -> int | torch.SymInt:
+        """Time steps (of the longest sequence); symbolic while a graph with a dynamic time axis is traced."""
+        return self.data.shape[1 if self.batch_first else 0] if self.batch_sizes is None else len(self.batch_sizes)
+
+    def time_major(self, x: Tensor) -> Tensor:
+        """Something in the layout of `data` in the layout of the recurrence."""
+        return x.transpose(0, 1) if self.batch_first else x
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Every sequence backwards; x is time-major or packed."""
+        if self.batch_sizes is None:
+            return x.flip(0)
+        return x.index_select(0, reversal(self.batch_sizes, x.device))
+
+    def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
+        """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
+        if hx is None:
+            zeros = [torch.zeros(self.batch, sizes[0], dtype=dtype, device=self.data.device)]
+            for size in sizes[1:]:
+                same = size == sizes[0] and not torch.compiler.is_compiling()  # nobody writes there, but graphs mind
+                zeros.append(zeros[0] if same else zeros[0].new_zeros(self.batch, size))
+            return [tuple(zeros)] * count
+        parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        if len(parts) != len(sizes):
+            raise ShapeError(f"hx must be {'(h_0, c_0)' if len(sizes) == 2 else 'h_0'}, got {len(parts)} tensor(s)")
+        for name, part, size in zip(("h_0", "c_0"), parts, sizes, strict=False):
+            expected = (count, size) if self.unbatched else (count, self.batch, size)
+            if tuple(part.shape) != expected:
+                raise ShapeError(f"{name} has the wrong shape: expected {expected}, got {tuple(part.shape)}")
+        if self.unbatched:
+            parts = tuple(part.unsqueeze(1) for part in parts)
+        if self.sorted_indices is not None:
+            parts = tuple(part.index_select(1, self.sorted_indices) for part in parts)
+        parts = tuple(part.to(dtype) for part in parts)
+        return [tuple(part[i] for part in parts) for i in range(count)]
+
+    def final_state(self, parts: Iterable[Tensor]) -> State:
+        """h_n (and c_n) in the user's order."""
+        if self.unsorted_indices is not None:
+            return tuple(part.index_select(1, self.unsorted_indices) for part in parts)
+        return tuple(part.squeeze(1) if self.unbatched else part for part in parts)
+
+    def close(self, output: Tensor) -> Tensor | PackedSequence:
+        """The output of the last layer in the form the input had."""
+        if self.batch_sizes is not None:
+            return PackedSequence(output, self.batch_sizes, self.sorted_indices, self.unsorted_indices)
+        return output.squeeze(1) if self.unbatched else self.time_major(output)
+
+
+def open_sequence(input: Tensor | PackedSequence, width: int, batch_first: bool) -> Sequence:
+    """Check an input and say what it is."""
+    if isinstance(input, PackedSequence):
+        _check_width(input.data, width)
+        batch = int(input.batch_sizes[0])
+        return Sequence(
+            input.data,
+            batch,
+            batch_sizes=input.batch_sizes,
+            sorted_indices=input.sorted_indices,
+            unsorted_indices=input.unsorted_indices,
+        )
+    if not isinstance(input, Tensor) or input.ndim not in (2, 3):
+        got = f"{input.ndim}-D" if isinstance(input, Tensor) else type(input).__name__
+        raise ShapeError(f"input must be a 2-D or 3-D tensor or a PackedSequence, got {got}")
+    _check_width(input, width)
+    if not torch.compiler.is_compiling() and input.shape[1 if batch_first and input.ndim == 3 else 0] == 0:
+        raise ShapeError(f"input has no time steps: expected at least one, got {tuple(input.shape)}")
+    if input.ndim == 2:
+        return Sequence(input.unsqueeze(1), 1, unbatched=True)
+    return Sequence(input, input.shape[0 if batch_first else 1], batch_first=batch_first)
+
+
+def _check_width(data: Tensor, width: int) -> None:
+    if data.shape[-1] != width:
+        raise ShapeError(f"input has the wrong width: expected (..., {width}), got {tuple(data.shape)}")

@@ -1,0 +1,84 @@
+"""The paper's network: frames of a clip -> one recurrent layer in a chosen format -> classifier on the last state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kronecell.errors import ShapeError
+from kronecell.formats import Shared
+from kronecell.formats.recipes import FormatSpecs
+from kronecell.nn.rnn import GRU, LSTM
+
+CELLS: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
+NORMALISATIONS = ("pixel", "frame")
+
+
+class VideoClassifier(nn.Module):
+    """(batch, time, M) uint8 or float -> (batch, classes) scores.
+
+    A byte p becomes (p / 255 - pixel_mean) * input_gain; with normalise="frame" every frame is brought to mean 0 and
+    rms 1 first. The gain matters: torch draws W for inputs of about hidden_size numbers, and 57,600 pixels drive every
+    gate into saturation; for inputs of rms 1 a gain of sqrt(3 H / M) starts the gates at unit variance.
+
+    >>> model = VideoClassifier(576, 16, 11, input_format="kcp:m=24x24,n=4x4,K=2,CA=2,CB=2")
+    >>> model(torch.zeros(2, 6, 576, dtype=torch.uint8)).shape
+    torch.Size([2, 11])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        classes: int,
+        *,
+        cell: str = "lstm",
+        input_format: FormatSpecs = None,
+        hidden_format: FormatSpecs = None,
+        shared: Shared = False,
+        order: str = "auto",
+        dropout: float = 0.0,
+        normalise: str = "pixel",
+        pixel_mean: float = 0.0,
+        input_gain: float = 1.0,
+        forget_bias: float | None = None,
+    ) -> None:
+        super().__init__()
+        if cell not in CELLS:
+            raise ShapeError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
+        if normalise not in NORMALISATIONS:
+            raise ShapeError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}")
+        if classes < 2:
+            raise ShapeError(f"classes must be at least 2, got {classes}")
+        if not 0 <= dropout < 1:
+            raise ShapeError(f"dropout must be from 0 to below 1, got {dropout}")
+        self.normalise, self.pixel_mean, self.input_gain = normalise, float(pixel_mean), float(input_gain)
+        self.rnn = CELLS[cell](
+            input_size,
+            hidden_size,
+            batch_first=True,
+            input_format=input_format,
+            hidden_format=hidden_format,
+            shared=shared,
+            order=order,
+            forget_bias=forget_bias,
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(hidden_size, classes)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        _, state = self.rnn(self.normalised(frames))
+        hidden = state[0] if isinstance(state, tuple) else state  # LSTM gives (h, c), GRU gives h
+        return self.classifier(self.dropout(hidden[-1]))
+
+    def normalised(self, frames: Tensor) -> Tensor:
+        """What the recurrent layer reads, in float."""
+        x = frames.to(self.classifier.weight.dtype)
+        if self.normalise == "pixel":
+            x = x * (self.input_gain / 255.0)
+            return x - self.pixel_mean * self.input_gain if self.pixel_mean else x
+        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        return (x - mean) * (self.input_gain * (variance + 1.0).rsqrt())  # + 1: a black frame stays black
+
+    def extra_repr(self) -> str:
+        return f"normalise={self.normalise}, pixel_mean={self.pixel_mean:g}, input_gain={self.input_gain:g}"

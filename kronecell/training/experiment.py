@@ -1,0 +1,249 @@
+"""An experiment as data: one flat table of settings, in a TOML file that holds only what differs from the defaults.
+
+    experiments/defaults.toml    settings of all experiments, then one table per data set
+    experiments/NAME.toml        what makes this experiment; `dataset` names the table it takes
+
+Strength, from weak to strong: this class, defaults.toml, its table for the data set, the file, `--set key=value`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kronecell.errors import KronecellError
+from kronecell.formats import Format, parse
+from kronecell.training.classifier import CELLS, NORMALISATIONS, VideoClassifier
+from kronecell.training.loop import TrainSettings, check_settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULTS = "defaults.toml"
+FOLDER = Path(__file__).resolve().parent / "experiments"
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides what a run computes, apart from the data, the fold and the seed."""
+
+    name: str = ""
+    dataset: str = ""  # UCF11, YCF, UCF50, or any other name
+    paper: str = ""  # the column of the paper's tables this is, such as "KCP(4,4,2)"
+    format: str = DENSE  # "dense", or a format with modes and ranks
+    shared: bool | tuple[str, ...] = False  # true as the paper shares, or the names of the unshared factors
+    cell: str = "lstm"
+    hidden: int = 256
+    classes: int = 0  # 0: as many as the data has
+    width: int = 160
+    height: int = 120
+    frames: int = 6
+    segments: int = 10
+    normalise: str = "pixel"
+    pixel_mean: float = 0.0
+    input_gain: float = 1.0
+    dropout: float = 0.0
+    order: str = "auto"
+    flip: bool = False
+    folds: int = 5
+    fold_method: str = "group"
+    fold_seed: int = 0
+    batch_size: int = 16
+    epochs: int = 400
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    schedule: str = "constant"
+    precision: str = "float32"
+    early_stop: int = 0
+    eval_every: int = 1
+    max_seconds: float = 0.0
+    checkpoint_seconds: float = 60.0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, before any data is read."""
+        for name in ("hidden", "width", "height", "frames", "segments", "batch_size"):
+            if getattr(self, name) < 1:
+                raise KronecellError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.folds < 2 or self.workers < 0 or self.classes < 0 or self.classes == 1:
+            raise KronecellError(
+                f"folds must be at least 2, workers at least 0, classes 0 or at least 2; "
+                f"got {self.folds}, {self.workers}, {self.classes}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise KronecellError(f"dropout must be from 0 to below 1, got {self.dropout}")
+        choices = {"cell": (*CELLS,), "normalise": NORMALISATIONS, "fold_method": ("group", "random")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise KronecellError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.name and ("/" in self.name or self.name.startswith(".") or "\0" in self.name):
+            raise KronecellError(f"name becomes a folder: no '/', no leading '.', got {self.name!r}")
+        check_settings(self.train_settings(0))
+        fmt = self.weight_format()
+        if fmt is None:
+            return
+        if (self.input_size, self.hidden) != (fmt.M, fmt.N):
+            raise KronecellError(
+                f"format {self.format!r} is {fmt.M} x {fmt.N}, but frames of {self.width} x {self.height} x 3 and "
+                f"hidden = {self.hidden} need {self.input_size} x {self.hidden}"
+            )
+        fmt.network(CELLS[self.cell].GATES, self.shared)  # unknown factor names are refused here
+        if self.order != "auto":
+            fmt.plan(self.order)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers in one frame."""
+        return self.width * self.height * 3
+
+    def weight_format(self) -> Format | None:
+        """The format of W; None is a plain matrix."""
+        return None if self.format == DENSE else parse(self.format)
+
+    def train_settings(self, seed: int) -> TrainSettings:
+        """The part that `fit` reads."""
+        names = {field.name for field in fields(TrainSettings)} - {"seed"}
+        return TrainSettings(**{name: getattr(self, name) for name in names}, seed=seed)
+
+    def build_model(self, classes: int) -> VideoClassifier:
+        """A fresh model; draws from torch's global generator."""
+        return VideoClassifier(
+            self.input_size,
+            self.hidden,
+            classes,
+            cell=self.cell,
+            input_format=self.weight_format(),
+            shared=self.shared,
+            order=self.order,
+            dropout=self.dropout,
+            normalise=self.normalise,
+            pixel_mean=self.pixel_mean,
+            input_gain=self.input_gain,
+        )
+
+    def to_toml(self) -> str:
+        """All settings, one per line."""
+        return "".join(f"{field.name} = {_toml(getattr(self, field.name))}\n" for field in fields(self))
+
+
+KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Experiment)}
+
+
+def load_experiment(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment in a file, given by its path or by its name in the experiments folder."""
+    path = find_experiment(name)
+    settings: dict[str, Any] = {}
+    own = read_toml(path)
+    defaults_path = path.parent / DEFAULTS
+    if defaults_path.is_file():
+        defaults = read_toml(defaults_path)
+        tables = {key: value for key, value in defaults.items() if isinstance(value, dict)}
+        settings |= {key: value for key, value in defaults.items() if key not in tables}
+        settings |= tables.get((overrides or {}).get("dataset", own.get("dataset", "")), {})
+    settings |= own | dict(overrides or {})
+    settings.setdefault("name", path.stem)
+    return make_experiment(settings, str(path))
+
+
+def make_experiment(settings: Mapping[str, Any], source: str = "experiment") -> Experiment:
+    """Check names and types, then build; every error says where the setting came from."""
+    checked = {}
+    for key, value in settings.items():
+        if key not in KINDS:
+            raise KronecellError(f"{source}: unknown setting {key!r}{_similar(key)}; known: {', '.join(KINDS)}")
+        checked[key] = _checked(key, value, source)
+    try:
+        return Experiment(**checked)
+    except KronecellError as error:
+        raise type(error)(f"{source}: {error}") from None
+
+
+def find_experiment(name: str) -> Path:
+    """The file of an experiment."""
+    for path in (Path(name), FOLDER / f"{name}.toml"):
+        if path.is_file():
+            return path
+    close = _similar(name, list_experiments())
+    raise KronecellError(f"no experiment {name!r}: neither a file nor a name in {FOLDER}{close}")
+
+
+def list_experiments(pattern: str = "*") -> list[str]:
+    """Names in the experiments folder that match a shell pattern."""
+    names = sorted(path.stem for path in FOLDER.glob("*.toml") if path.name != DEFAULTS)
+    return [name for name in names if fnmatch.fnmatch(name, pattern)]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KronecellError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise KronecellError(f"{path}: is not TOML: {error}") from None
+
+
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+    """`key=value` from the command line; the value is TOML, or else a plain string."""
+    overrides: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise KronecellError(f"--set needs key=value, got {assignment!r}")
+        try:
+            overrides[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except ValueError:
+            overrides[key.strip()] = value
+    return overrides
+
+
+def differences(old: Mapping[str, Any], new: Experiment) -> list[str]:
+    """Settings of a saved configuration that would compute something else than `new`, as text."""
+    free = {"checkpoint_seconds", "workers"}  # these do not change a single number
+    found = []
+    for key, value in dataclasses.asdict(new).items():
+        before = tuple(old[key]) if isinstance(old.get(key), list) else old.get(key)
+        if key not in free and before != value:
+            found.append(f"{key} was {before!r}, is {value!r}")
+    return found
+
+
+def _checked(key: str, value: Any, source: str) -> Any:
+    if key == "shared":
+        if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) for name in value):
+            return tuple(value)
+        if isinstance(value, bool):
+            return value
+        raise KronecellError(f"{source}: shared must be true, false or a list of factor names, got {value!r}")
+    kind = KINDS[key]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise KronecellError(f"{source}: {key} must be {_KIND_NAMES[kind]}, got {value!r}")
+    return value
+
+
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _similar(name: str, known: Sequence[str] = ()) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known or [*KINDS], n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)  # true, numbers and quoted strings are written alike in JSON and TOML

@@ -1,0 +1,324 @@
+"""The training loop in plain view: `fit` and `evaluate`, for one process or for those of a World.
+
+Nothing here knows files: `save` is called when a checkpoint is due, `watch` hears of every step and epoch. A run that
+was interrupted continues with the same numbers, because all that happens in a step follows from (seed, epoch, step).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kronecell.data import Batch, Loader
+from kronecell.errors import KronecellError
+from kronecell.training.distributed import World
+
+PRECISIONS = ("float32", "bfloat16")
+SCHEDULES = ("constant", "cosine")
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is saved and running again continues it."""
+
+
+class Diverged(KronecellError):
+    """The loss or a gradient became NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. The paper's: Adam, learning rate 0.001, 400 or 200 epochs, nothing else but weight decay 0.01."""
+
+    epochs: int = 400
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0  # decoupled, as in AdamW; the paper does not say which kind it used
+    clip_norm: float = 0.0  # 0 is off
+    schedule: str = "constant"
+    precision: str = "float32"
+    early_stop: int = 0  # epochs without a better top-1 before the end; 0 is off
+    eval_every: int = 1  # epochs between validations; the last epoch is always validated
+    max_seconds: float = 0.0  # of training steps; 0 is no limit. The epoch under way is cut short and validated
+    checkpoint_seconds: float = 60.0
+    seed: int = 0
+
+
+@dataclass
+class Progress:
+    """Where a run is: all of its state that is not a tensor, as plain numbers."""
+
+    epoch: int = 0  # epochs finished
+    step: int = 0  # steps done of the epoch under way
+    loss_sum: float = 0.0  # over the clips seen in the epoch under way
+    correct: float = 0.0
+    seen: float = 0.0
+    epoch_seconds: float = 0.0
+    seconds: float = 0.0  # in training steps, all epochs
+    steps: int = 0  # all epochs
+    top1: float = 0.0  # best so far
+    best_epoch: int = -1
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    def close_epoch(self, top1: float | None, eval_seconds: float) -> dict[str, Any]:
+        """Turn the sums of the epoch into its line of metrics and start the next."""
+        row = {
+            "epoch": self.epoch,
+            "loss": self.loss_sum / max(self.seen, 1.0),
+            "train_accuracy": self.correct / max(self.seen, 1.0),
+            "top1": top1,
+            "seconds": round(self.epoch_seconds, 4),
+            "clips_per_second": round(self.seen / max(self.epoch_seconds, 1e-9), 2),
+            "steps": self.step,
+            "eval_seconds": round(eval_seconds, 4),
+        }
+        self.history.append(row)
+        if top1 is not None and (self.best_epoch < 0 or top1 > self.top1):
+            self.top1, self.best_epoch = top1, self.epoch
+        self.epoch, self.step = self.epoch + 1, 0
+        self.loss_sum = self.correct = self.seen = self.epoch_seconds = 0.0
+        return row
+
+
+class Watch:
+    """What a caller may want to hear; every method may be left out."""
+
+    def on_step(self, progress: Progress, steps: int) -> None:
+        """After a step; `steps` is how many the epoch has."""
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        """After a batch of the validation."""
+
+    def on_epoch(self, row: dict[str, Any], improved: bool) -> None:
+        """After the validation of an epoch."""
+
+
+def make_optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Adam as the paper has it; weight decay is decoupled from the gradient (AdamW)."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
+    )
+
+
+def fit(
+    model: nn.Module,
+    train: Loader,
+    valid: Loader,
+    settings: TrainSettings,
+    *,
+    optimiser: torch.optim.Optimizer | None = None,
+    progress: Progress | None = None,
+    world: World | None = None,
+    save: Callable[[Progress], object] | None = None,
+    watch: Watch | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Train until the epochs, the time or the patience of `settings` are used up; continues from `progress`.
+
+    `save(progress)` is called on every rank whenever a checkpoint is due. `should_stop` is asked after every step: if
+    it says yes on any rank, the checkpoint is saved and Interrupted is raised on all of them.
+    """
+    check_settings(settings)
+    world, watch, progress = world or World(), watch or Watch(), progress or Progress()
+    save = save or (lambda progress: None)
+    optimiser = optimiser or make_optimiser(model, settings)
+    replica = world.wrap(model)
+    saved_at = time.monotonic()
+    while progress.epoch < settings.epochs and not _finished(progress, settings):
+        train.set_epoch(progress.epoch)
+        train.step = progress.step
+        started = time.monotonic()
+        for batch in train if progress.step < len(train) and not _out_of_time(progress, settings) else ():
+            sums = _train_step(replica, optimiser, batch, progress, settings, world, len(train), should_stop())
+            now = time.monotonic()
+            # Time is averaged over the ranks, because all of them must take the same decisions from it.
+            elapsed, due = world.totals([(now - started) / world.size, now - saved_at >= settings.checkpoint_seconds])
+            _add(progress, sums, elapsed)
+            watch.on_step(progress, len(train))
+            stop = sums[3] > 0
+            if stop or due:
+                save(progress)
+                saved_at = time.monotonic()
+            if stop:
+                raise Interrupted
+            if _out_of_time(progress, settings):
+                break
+            started = time.monotonic()  # reading the next batch counts, writing a checkpoint does not
+        started = time.monotonic()
+        last = progress.epoch + 1 == settings.epochs or _out_of_time(progress, settings)
+        top1 = None
+        if last or (progress.epoch + 1) % settings.eval_every == 0:
+            try:
+                top1 = evaluate(
+                    model, valid, train.batch_size, settings.precision, world, watch.on_evaluation, should_stop
+                )
+            except Interrupted:
+                save(progress)  # with all steps of the epoch done: only the validation is repeated
+                raise
+        best = progress.best_epoch
+        row = progress.close_epoch(top1, time.monotonic() - started)
+        watch.on_epoch(row, progress.best_epoch != best)
+    save(progress)
+    return progress
+
+
+def _train_step(
+    replica: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    batch: Batch,
+    progress: Progress,
+    settings: TrainSettings,
+    world: World,
+    steps: int,
+    stop: bool,
+) -> list[float]:
+    """One step; returns the sums over all ranks of loss, correct answers, clips, and wishes to stop."""
+    replica.train()
+    # Drawn from (seed, epoch, step, rank): dropout is the same after a resume, with no state to carry along.
+    torch.manual_seed(_mix(settings.seed, progress.epoch, progress.step, world.rank))
+    rate = settings.learning_rate * _schedule(settings, progress, steps)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    x, y = batch.x.to(world.device, non_blocking=True), batch.y.to(world.device, non_blocking=True)
+    optimiser.zero_grad(set_to_none=True)
+    with _kernels(settings.precision, world.device):
+        with _precision(settings.precision, world.device):
+            scores = replica(x)
+        loss = F.cross_entropy(scores.float(), y)
+        loss.backward()
+    limit = settings.clip_norm if settings.clip_norm > 0 else math.inf
+    norm = float(torch.nn.utils.clip_grad_norm_(replica.parameters(), limit, foreach=False))
+    value = float(loss.detach())
+    correct = int((scores.argmax(-1) == y).sum())
+    sums = world.totals(
+        [value * len(batch), correct, len(batch), stop, not math.isfinite(value), not math.isfinite(norm)]
+    )
+    if sums[4] or sums[5]:
+        _diverged(batch, value, norm, progress, world)
+    optimiser.step()  # only after the check: weights, and every checkpoint of them, stay finite
+    return sums
+
+
+def _diverged(batch: Batch, loss: float, norm: float, progress: Progress, world: World) -> None:
+    own = "" if math.isfinite(loss) and math.isfinite(norm) else ", ".join(batch.names)
+    names = "; ".join(text for text in world.texts(own) if text)
+    raise Diverged(
+        f"epoch {progress.epoch}, step {progress.step}: the loss is {loss:g} and the gradient norm {norm:g}; "
+        f"clips of this batch: {names}. The last good checkpoint is kept; try a smaller learning_rate or clip_norm=1"
+    )
+
+
+def _add(progress: Progress, sums: list[float], seconds: float) -> None:
+    progress.loss_sum += sums[0]
+    progress.correct += sums[1]
+    progress.seen += sums[2]
+    progress.step += 1
+    progress.steps += 1
+    progress.epoch_seconds += seconds
+    progress.seconds += seconds
+
+
+def _schedule(settings: TrainSettings, progress: Progress, steps: int) -> float:
+    """What the learning rate is multiplied with; a function of the step, or of a limited time: there is no state."""
+    if settings.schedule == "constant":
+        return 1.0
+    done = (progress.epoch * steps + progress.step) / (settings.epochs * steps)
+    if settings.max_seconds:
+        done = max(done, min(progress.seconds / settings.max_seconds, 1.0))
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _finished(progress: Progress, settings: TrainSettings) -> bool:
+    patience = settings.early_stop > 0 and progress.epoch - 1 - progress.best_epoch >= settings.early_stop
+    return (patience and progress.best_epoch >= 0) or (_out_of_time(progress, settings) and progress.step == 0)
+
+
+def _out_of_time(progress: Progress, settings: TrainSettings) -> bool:
+    return 0 < settings.max_seconds <= progress.seconds
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loader: Loader,
+    batch_size: int = 16,
+    precision: str = "float32",
+    world: World | None = None,
+    on_batch: Callable[[int, int], object] = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> float:
+    """Top-1: a video's answer is the class with the largest mean probability over its 10 segments.
+
+    Segments go through the model `batch_size` at a time, whatever the number of videos in a batch of the loader.
+    """
+    world = world or World()
+    model.eval()
+    loader.set_epoch(0)
+    correct = total = 0.0
+    for done, batch in enumerate(loader, 1):
+        segments = batch.x.flatten(0, 1).split(batch_size)
+        with _kernels(precision, world.device), _precision(precision, world.device):
+            scores = torch.cat([model(part.to(world.device)).float() for part in segments])
+        chance = scores.softmax(-1).reshape(*batch.x.shape[:2], -1).mean(1)  # (videos, classes)
+        right = (chance.argmax(-1).cpu() == batch.y) & batch.valid
+        sums = world.totals([float(right.sum()), float(batch.valid.sum()), float(should_stop())])
+        correct, total = correct + sums[0], total + sums[1]
+        if sums[2]:
+            raise Interrupted
+        on_batch(done, len(loader))
+    return correct / max(total, 1.0)
+
+
+def average_over(epochs: int) -> int:
+    """Over how many last epochs "Avg" is taken: the paper's 100, or a quarter of a run too short for that."""
+    return 100 if epochs >= 200 else max(1, epochs // 4)
+
+
+def check_settings(settings: TrainSettings) -> None:
+    """Refuse what cannot be meant, naming the setting."""
+    for name, least in (("epochs", 1), ("eval_every", 1), ("early_stop", 0)):
+        if getattr(settings, name) < least:
+            raise KronecellError(f"{name} must be at least {least}, got {getattr(settings, name)}")
+    for name in ("weight_decay", "clip_norm", "max_seconds", "checkpoint_seconds"):
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise KronecellError(f"{name} must be a finite number of at least 0, got {getattr(settings, name)}")
+    if not 0 < settings.learning_rate < math.inf:
+        raise KronecellError(f"learning_rate must be above 0, got {settings.learning_rate}")
+    for name, choices in (("precision", PRECISIONS), ("schedule", SCHEDULES)):
+        if getattr(settings, name) not in choices:
+            raise KronecellError(f"{name} must be one of {', '.join(choices)}, got {getattr(settings, name)!r}")
+
+
+def _precision(precision: str, device: torch.device) -> Any:
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+
+
+@contextmanager
+def _kernels(precision: str, device: torch.device) -> Iterator[None]:
+    """oneDNN's bfloat16 kernels end the process on some processors (illegal instruction); torch's own do not."""
+    if precision == "float32" or device.type != "cpu":
+        yield
+        return
+    before = torch.backends.mkldnn.set_flags(False)[0]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before)
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers (FNV-1a over the numbers)."""
+    seed = 0xCBF29CE484222325
+    for number in numbers:
+        seed = ((seed ^ (number & 0xFFFFFFFF)) * 0x100000001B3) & 0x7FFFFFFFFFFFFFFF
+    return seed

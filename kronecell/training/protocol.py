@@ -1,0 +1,54 @@
+"""Where a run differs from the paper's protocol, in words, so that no figure is compared with one it cannot be."""
+
+from __future__ import annotations
+
+from kronecell.training.experiment import DENSE, Experiment
+from kronecell.paper.tables import SETTINGS
+from kronecell.training.loop import Progress
+
+DECAY = 0.01
+FLIPPED = ("UCF50",)
+DECAYED = ("YCF", "UCF50")  # "for all the tensor-decomposed LSTMs": not for the uncompressed one
+
+
+def deviations(experiment: Experiment, progress: Progress | None = None) -> list[str]:
+    """Differences from the paper's protocol; where the paper is silent, what was chosen."""
+    e, found = experiment, []
+    setting = SETTINGS.get(e.dataset)
+    epochs = 400 if setting is None else setting.epochs
+    decay = DECAY if e.dataset in DECAYED and e.format != DENSE else 0.0
+    if setting is None:
+        found.append(f"data set: {e.dataset or 'the user' + chr(39) + 's'}, which is not in the paper")
+    for name, paper in (("epochs", epochs), ("learning_rate", 1e-3), ("weight_decay", decay), ("folds", 5)):
+        if getattr(e, name) != paper:
+            found.append(f"{name} {getattr(e, name):g} instead of {paper:g}")
+    expected = {"flip": e.dataset in FLIPPED, "frames": 6, "segments": 10, "width": 160, "height": 120, "cell": "lstm"}
+    for name, value in expected.items():
+        if getattr(e, name) != value:
+            found.append(f"{name} {getattr(e, name)} instead of {value}")
+    if setting is not None and e.hidden != setting.hidden:
+        found.append(f"hidden {e.hidden} instead of {setting.hidden}")
+    found.append(
+        "folds keep the clips of a group together; the paper does not say so"
+        if e.fold_method == "group"
+        else "folds are random and split groups, as the paper's may have been: clips of one source are on both sides"
+    )
+    found.append(f"batch of {e.batch_size}: the paper does not say")
+    if e.weight_decay:
+        found.append("weight decay is decoupled (AdamW): the paper does not say which kind")
+    extras = {
+        f"gradients clipped to norm {e.clip_norm:g}": e.clip_norm > 0,
+        f"learning rate schedule {e.schedule}": e.schedule != "constant",
+        f"mixed precision {e.precision}": e.precision != "float32",
+        f"dropout {e.dropout:g}": e.dropout > 0,
+        f"input normalised ({e.normalise}, mean {e.pixel_mean:g}, gain {e.input_gain:g})": (
+            e.normalise != "pixel" or e.input_gain != 1.0 or e.pixel_mean != 0.0
+        ),
+        f"stops after {e.early_stop} epochs without improvement": e.early_stop > 0,
+        f"validated every {e.eval_every} epochs": e.eval_every > 1,
+    }
+    found += [text for text, holds in extras.items() if holds]
+    if e.max_seconds:
+        spent = "" if progress is None else f": {progress.steps} steps in {progress.epoch} epochs"
+        found.append(f"time budget of {e.max_seconds:g} s of training steps{spent}")
+    return found

@@ -1,0 +1,379 @@
+"""Run an experiment in a directory of its own: locked, resumable, and done only once.
+
+OUT/NAME/foldF-seedS/
+  config.toml        the resolved experiment          environment.json   versions, threads, processor
+  metrics.jsonl      one line per epoch               status.json        running, finished, failed, interrupted
+  result.json        when finished                    best.safetensors   weights of the best epoch
+  checkpoint.json and checkpoint-*.safetensors        lock               held while a process trains
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kronecell.deploy.atomic import remove_temporaries, write_atomically
+from kronecell.training.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
+from kronecell.data import Loader, Store, make_folds
+from kronecell.training.display import Display, TensorBoard
+from kronecell.training.environment import environment
+from kronecell.errors import CheckpointError, DataError, KronecellError
+from kronecell.training.experiment import (
+    Experiment,
+    differences,
+    list_experiments,
+    load_experiment,
+    make_experiment,
+    parse_overrides,
+    read_toml,
+)
+from kronecell.training.costs import costs, latency_ms
+from kronecell.training.protocol import deviations
+from kronecell.training.loop import Diverged, Interrupted, Progress, Watch, average_over, fit, make_optimiser
+from kronecell.training.distributed import World
+
+__all__ = [
+    "Experiment",
+    "list_experiments",
+    "load_experiment",
+    "make_experiment",
+    "parse_overrides",
+    "run",
+    "run_folder",
+]
+
+
+def run_folder(out: Path, experiment: Experiment, fold: int, seed: int) -> Path:
+    """Where a run lives."""
+    return Path(out) / (experiment.name or "experiment") / f"fold{fold}-seed{seed}"
+
+
+def run(
+    experiment: Experiment,
+    store: Store,
+    out: str | os.PathLike[str] = "runs",
+    fold: int = 0,
+    seed: int = 0,
+    *,
+    world: World | None = None,
+    show: bool = True,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train one fold with one seed and return its result; a finished run is only read, an interrupted one continued.
+
+    SIGTERM and SIGINT save a checkpoint and raise Interrupted. `notes` are added to the deviations in the result.
+    """
+    world = world or World()
+    folder = run_folder(Path(out), experiment, fold, seed)
+    finished = _finished_result(folder, experiment, store)
+    world.wait()  # nobody may write before everybody has looked
+    if finished is not None:
+        return finished
+    with _lock(folder, world):
+        _settle_config(folder, experiment, world)
+        try:
+            with _stop_on_signals() as should_stop:
+                return _train(folder, experiment, store, fold, seed, world, show, notes, should_stop)
+        except Interrupted:
+            _status(folder, world, "interrupted", "stopped by a signal; run again to continue")
+            raise
+        except (KronecellError, OSError) as error:
+            _status(folder, world, "failed", str(error))
+            raise
+        except BaseException as error:
+            _status(folder, world, "failed", f"{type(error).__name__}: {error}")
+            raise
+
+
+def _train(
+    folder: Path,
+    experiment: Experiment,
+    store: Store,
+    fold: int,
+    seed: int,
+    world: World,
+    show: bool,
+    notes: Sequence[str],
+    should_stop: Callable[[], bool],
+) -> dict[str, Any]:
+    train, valid = loaders(experiment, store, fold, seed, world)
+    classes = _classes(experiment, store)
+    torch.manual_seed(seed)
+    model = experiment.build_model(classes).to(world.device)
+    settings = experiment.train_settings(seed)
+    optimiser = make_optimiser(model, settings)
+    progress = _resume(folder, model, optimiser, store, experiment)
+    book = _Book(folder, world, model, progress, experiment.epochs)
+    display = Display(f"{experiment.name} fold {fold} seed {seed}", experiment.epochs, experiment.max_seconds, show)
+    if not (show and world.is_main):
+        display.close()
+        display.show = False
+    board = TensorBoard(folder / "tensorboard") if world.is_main else None
+    identity = {"manifest_hash": store.manifest_hash, "fold": fold, "seed": seed}
+
+    def save(progress: Progress) -> None:
+        if world.is_main:
+            save_checkpoint(folder, model, optimiser, {**identity, "progress": progress.as_dict()}, progress.steps)
+        world.wait()
+
+    try:
+        fit(
+            model,
+            train,
+            valid,
+            settings,
+            optimiser=optimiser,
+            progress=progress,
+            world=world,
+            save=save,
+            watch=_Everyone(book, display, board),
+            should_stop=should_stop,
+        )
+    except Diverged as error:
+        raise Diverged(f"{folder}: {error}") from None
+    finally:
+        display.close()
+        if board is not None:
+            board.close()
+    result = _result(experiment, model, progress, store, fold, seed, train, notes, [*train.replaced, *valid.replaced])
+    if world.is_main:
+        _write_json(folder / "result.json", result)
+    _status(folder, world, "finished", "", progress.epoch, experiment.epochs)
+    world.wait()
+    return result
+
+
+def loaders(
+    experiment: Experiment, store: Store, fold: int, seed: int, world: World | None = None
+) -> tuple[Loader, Loader]:
+    """Training on all folds but one, validation on that one."""
+    world = world or World()
+    if not 0 <= fold < experiment.folds:
+        raise KronecellError(f"fold must be 0 to {experiment.folds - 1}, got {fold}")
+    if (store.width, store.height) != (experiment.width, experiment.height):
+        raise DataError(
+            f"{store.root}: has frames of {store.width} x {store.height}, the experiment needs "
+            f"{experiment.width} x {experiment.height}; prepare it with these sizes"
+        )
+    folds = make_folds(store.clips, experiment.folds, experiment.fold_seed, experiment.fold_method)
+    inside = [i for i, f in enumerate(folds) if f != fold]
+    outside = [i for i, f in enumerate(folds) if f == fold]
+    common = {"seed": seed, "rank": world.rank, "world_size": world.size, "frames": experiment.frames}
+    common |= {"workers": experiment.workers, "segments": experiment.segments}
+    train = Loader(store, inside, experiment.batch_size, flip=experiment.flip, **common)  # type: ignore[arg-type]
+    videos = world.size * max(1, experiment.batch_size // (experiment.segments * world.size))
+    return train, Loader(store, outside, videos, train=False, **common)  # type: ignore[arg-type]
+
+
+def _classes(experiment: Experiment, store: Store) -> int:
+    found = len(store.classes)
+    if experiment.classes not in (0, found):
+        raise DataError(
+            f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes} "
+            f"({experiment.dataset}); --set classes=0 takes what the data has"
+        )
+    return found
+
+
+def _resume(
+    folder: Path, model: torch.nn.Module, optimiser: torch.optim.Optimizer, store: Store, experiment: Experiment
+) -> Progress:
+    facts = read_facts(folder)
+    if facts is None:
+        return Progress()
+    if facts["manifest_hash"] != store.manifest_hash:
+        raise CheckpointError(f"{folder}: was trained on other data; use the same data or another --out")
+    load_checkpoint(folder, model, optimiser)
+    return Progress(**facts["progress"])
+
+
+class _Everyone(Watch):
+    def __init__(self, *watches: Watch | None) -> None:
+        self.watches = [watch for watch in watches if watch is not None]
+
+    def on_step(self, progress: Progress, steps: int) -> None:
+        for watch in self.watches:
+            watch.on_step(progress, steps)
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        for watch in self.watches:
+            watch.on_evaluation(done, total)
+
+    def on_epoch(self, row: dict[str, Any], improved: bool) -> None:
+        for watch in self.watches:
+            watch.on_epoch(row, improved)
+
+
+class _Book(Watch):
+    """Keeps metrics.jsonl, status.json and the best weights on rank 0."""
+
+    def __init__(self, folder: Path, world: World, model: torch.nn.Module, progress: Progress, epochs: int) -> None:
+        self.folder, self.world, self.model, self.epochs = folder, world, model, epochs
+        # Lines after the checkpoint are of steps that will be made again.
+        lines = "".join(json.dumps(row) + "\n" for row in progress.history)
+        if world.is_main:
+            write_atomically(folder / "metrics.jsonl", lambda path: path.write_text(lines))
+        _status(folder, world, "running", "", progress.epoch, epochs)
+
+    def on_epoch(self, row: dict[str, Any], improved: bool) -> None:
+        if not self.world.is_main:
+            return
+        try:
+            with open(self.folder / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise KronecellError(f"cannot write {self.folder / 'metrics.jsonl'}: {error.strerror or error}") from None
+        if improved:
+            save_tensors(self.folder / "best.safetensors", self.model.state_dict())
+        _status(self.folder, self.world, "running", "", row["epoch"] + 1, self.epochs)
+
+
+def _result(
+    experiment: Experiment,
+    model: Any,
+    progress: Progress,
+    store: Store,
+    fold: int,
+    seed: int,
+    train: Loader,
+    notes: Sequence[str],
+    replaced: Sequence[str],
+) -> dict[str, Any]:
+    scores = [row["top1"] for row in progress.history if row["top1"] is not None]
+    window = average_over(len(progress.history))
+    last = [row["top1"] for row in progress.history[-window:] if row["top1"] is not None]
+    return {
+        "experiment": experiment.name,
+        "format": experiment.format,
+        "shared": experiment.shared,
+        "dataset": experiment.dataset,
+        "top1": max(scores),
+        "top1_last": scores[-1],
+        "avg": sum(last) / len(last),
+        "avg_over": window,
+        **costs(model, experiment.frames, experiment.batch_size),
+        "step_ms": 1e3 * progress.seconds / max(progress.steps, 1),
+        "latency_ms": latency_ms(model, experiment.frames),
+        "seconds": progress.seconds,
+        "epochs": progress.epoch,
+        "steps": progress.steps,
+        "clips": {"train": len(train.indices), "all": len(store)},
+        "classes": len(store.classes),
+        "manifest_hash": store.manifest_hash,
+        "fold": fold,
+        "seed": seed,
+        "replaced": sorted({*replaced}),
+        "deviations": [*deviations(experiment, progress), *notes],
+    }
+
+
+# The run directory ----------------------------------------------------------------------------------------------
+
+
+def _finished_result(folder: Path, experiment: Experiment, store: Store) -> dict[str, Any] | None:
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    _check_config(folder, experiment)
+    try:
+        result = dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise KronecellError(f"{path}: cannot be read ({error}); delete it to finish this run again") from None
+    if result.get("manifest_hash") != store.manifest_hash:
+        raise CheckpointError(f"{folder}: was trained on other data; use the same data or another --out")
+    return result
+
+
+def _settle_config(folder: Path, experiment: Experiment, world: World) -> None:
+    _check_config(folder, experiment)
+    world.wait()
+    if world.is_main:
+        write_atomically(folder / "config.toml", lambda path: path.write_text(experiment.to_toml()))
+        _write_json(folder / "environment.json", environment(world.size, str(world.device)))
+
+
+def _check_config(folder: Path, experiment: Experiment) -> None:
+    path = folder / "config.toml"
+    if path.is_file():
+        changed = differences(read_toml(path), experiment)
+        if changed:
+            raise KronecellError(
+                f"{folder}: was started with other settings ({'; '.join(changed[:4])}); "
+                f"use another --out or --set name=..., or delete the folder"
+            )
+
+
+@contextmanager
+def _lock(folder: Path, world: World) -> Iterator[None]:
+    """Only one run at a time; the kernel lets go of the lock however the process ends."""
+    if not world.is_main:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "w")  # noqa: SIM115 (held until the end of the run)
+    except OSError as error:
+        raise KronecellError(f"cannot write to {folder}: {error.strerror or error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise KronecellError(f"{folder}: another process is training here; wait for it or use --out") from None
+        remove_temporaries(folder)  # of a process that was killed while writing
+        yield
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT ask for a stop at the next step; a second one is obeyed at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield lambda: False
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _status(
+    folder: Path, world: World, state: str, message: str, epoch: int | None = None, epochs: int | None = None
+) -> None:
+    """Say how the run is; where even that cannot be written (a full disk), the error that led here matters more."""
+    if not world.is_main:
+        return
+    path = folder / "status.json"
+    try:
+        before = json.loads(path.read_text()) if path.is_file() else {}
+        record = {
+            "state": state,
+            "epoch": before.get("epoch", 0) if epoch is None else epoch,
+            "epochs": before.get("epochs", 0) if epochs is None else epochs,
+            "message": message,
+        }
+        _write_json(path, record)
+    except (KronecellError, OSError, ValueError):
+        if state in ("running", "finished"):
+            raise
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1) + "\n"
+    write_atomically(path, lambda target: target.write_text(text))
