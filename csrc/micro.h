@@ -17,11 +17,20 @@ constexpr int ROWS = LANES == 16 ? 12 : 6;  // 24 of 32 or 12 of 16
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+#if defined(__x86_64__) && KERNEL_WIDTH == 8
+INLINE __m256i first_lanes(long some) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)some), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 // A register of which only the first `some` numbers are in memory; the rest are zeros.
 INLINE vec load_some(const float* from, long some) {
     if (some >= LANES) return *(const vec*)from;
+    if (some <= 0) return (vec){0};
 #if defined(__x86_64__) && KERNEL_WIDTH == 16
-    return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << (some < 0 ? 0 : some)) - 1), from);
+    return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << some) - 1), from);
+#elif defined(__x86_64__) && KERNEL_WIDTH == 8
+    return (vec)_mm256_maskload_ps(from, first_lanes(some));
 #else
     vec v = {0};
     for (long j = 0; j < some; j++) v[j] = from[j];
@@ -29,66 +38,83 @@ INLINE vec load_some(const float* from, long some) {
 #endif
 }
 
+// Writes the first `some` numbers of a register.
 INLINE void store_some(float* to, vec v, long some) {
     if (some >= LANES) {
         *(vec*)to = v;
         return;
     }
+    if (some <= 0) return;
 #if defined(__x86_64__) && KERNEL_WIDTH == 16
-    _mm512_mask_storeu_ps(to, (__mmask16)((1u << (some < 0 ? 0 : some)) - 1), (__m512)v);
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << some) - 1), (__m512)v);
+#elif defined(__x86_64__) && KERNEL_WIDTH == 8
+    _mm256_maskstore_ps(to, first_lanes(some), (__m256)v);
 #else
     for (long j = 0; j < some; j++) to[j] = v[j];
 #endif
 }
 
-// What a block does beside its sums, once for every LINE numbers of depth: nothing, or prefetch what comes next.
+// What a block does beside its sums, at every EVERY numbers of depth: nothing, or prefetch what comes next.
 struct Idle {
-    static constexpr bool busy = false;
+    static constexpr long EVERY = 0;
     INLINE_MEMBER void operator()(long) const {}
 };
-constexpr int LINE = 16;  // numbers that come from memory together
 
-// The sums of `rows` rows and `vecs` registers of columns.
+template <int rows, int vecs>
+INLINE void add_products(vec (&sums)[rows][vecs], const Operand& x, const Panel& w) {
+    vec b[vecs];
+    UNROLL(8)
+    for (int v = 0; v < vecs; v++) b[v] = *(const vec*)(w.at + v / 2 * w.apart + v % 2 * LANES);
+    UNROLL(12)
+    for (int i = 0; i < rows; i++) {
+        const float number = x.at[i * x.row];
+        UNROLL(8)
+        for (int v = 0; v < vecs; v++) sums[i][v] += number * b[v];
+    }
+}
+
+// The sums of `rows` rows and `vecs` registers of columns, of which the first `columns` numbers are written.
 template <int rows, int vecs, class Beside = Idle>
-INLINE void block(Operand x, Panel w, Result result, long depth, const Beside& beside = Beside()) {
+INLINE void block(Operand x, Panel w, Result result, long columns, long depth, const Beside& beside = Beside()) {
     vec sums[rows][vecs];
     UNROLL(12)
     for (int i = 0; i < rows; i++) {
         UNROLL(8)
         for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
     }
-    for (long k = 0; k < depth; k++, x.at += x.next, w.at += w.next) {
-        if (Beside::busy && k % LINE == 0) beside(k);
-        vec b[vecs];
-        UNROLL(8)
-        for (int v = 0; v < vecs; v++) b[v] = *(const vec*)(w.at + v / 2 * w.apart + v % 2 * LANES);
-        UNROLL(12)
-        for (int i = 0; i < rows; i++) {
-            UNROLL(8)
-            for (int v = 0; v < vecs; v++) sums[i][v] += x.at[i * x.row] * b[v];
+    long k = 0;
+    if (Beside::EVERY)
+        while (k + Beside::EVERY <= depth) {
+            beside(k);
+            UNROLL(4)
+            for (long s = 0; s < Beside::EVERY; s++, k++, x.at += x.next, w.at += w.next) add_products(sums, x, w);
         }
-    }
+    if (Beside::EVERY && k < depth) beside(k);
+    for (; k < depth; k++, x.at += x.next, w.at += w.next) add_products(sums, x, w);
+    const bool whole = columns >= vecs * LANES;
     UNROLL(12)
     for (int i = 0; i < rows; i++) {
         UNROLL(8)
         for (int v = 0; v < vecs; v++) {
-            const long at = v * LANES;  // start is added last: long sums of short ones lose less
-            if (result.start) sums[i][v] += *(const vec*)(result.start + i * result.start_row + at);
-            *(vec*)(result.to + i * result.row + at) = sums[i][v];
+            const long at = v * LANES, some = whole ? LANES : columns - at;
+            // Start is added last: a long sum of short ones loses less.
+            if (result.start) sums[i][v] += load_some(result.start + i * result.start_row + at, some);
+            store_some(result.to + i * result.row + at, sums[i][v], some);
         }
     }
 }
 
-// The same for 1 to ROWS rows and 1 or 2 registers, which are known only when it runs.
-APART void block_of(const Operand& x, const Panel& w, const Result& result, long depth, int rows, int vecs) {
-#define KRONECELL_CASE(n)                                              \
-    case n:                                                            \
-        block<(n <= ROWS ? n : ROWS), 2>(x, w, result, depth);         \
-        break;                                                         \
-    case n + 16:                                                       \
-        block<(n <= ROWS ? n : ROWS), 1>(x, w, result, depth);         \
+// The same for 1 to ROWS rows and 1 to PANEL columns, which are known only when it runs. A function of its own: inlined
+// into a larger one, the sums would not stay in registers.
+APART void block_of(const Operand& x, const Panel& w, const Result& result, int rows, long columns, long depth) {
+#define KRONECELL_CASE(n)                                                       \
+    case n:                                                                     \
+        block<(n <= ROWS ? n : ROWS), 2>(x, w, result, columns, depth);         \
+        break;                                                                  \
+    case n + 16:                                                                \
+        block<(n <= ROWS ? n : ROWS), 1>(x, w, result, columns, depth);         \
         break;
-    switch (vecs == 2 ? rows : rows + 16) {
+    switch (columns > LANES ? rows : rows + 16) {
         KRONECELL_CASE(1)
         KRONECELL_CASE(2)
         KRONECELL_CASE(3)
@@ -105,22 +131,12 @@ APART void block_of(const Operand& x, const Panel& w, const Result& result, long
 #undef KRONECELL_CASE
 }
 
-// Any number of rows and 1 to PANEL columns. The panel is read in whole registers; of the result, nothing beyond `columns`
-// is read or written.
+// Any number of rows and 1 to PANEL columns. The panel is read in whole registers, as many as hold `columns`; of the result,
+// nothing beyond `columns` is read or written.
 INLINE void multiply_panel(Operand x, const Panel& w, Result result, long rows, long columns, long depth) {
-    const int vecs = columns <= LANES ? 1 : 2;
-    const bool whole = columns == vecs * LANES;
     for (long blocks = (rows + ROWS - 1) / ROWS; blocks; blocks--) {
         const long some = (rows + blocks - 1) / blocks;  // about as many in each block
-        if (whole) {
-            block_of(x, w, result, depth, (int)some, vecs);
-        } else {
-            float line[ROWS * PANEL] = {0};
-            for (long i = 0; result.start && i < some; i++)
-                memcpy(line + i * PANEL, result.start + i * result.start_row, sizeof(float) * columns);
-            block_of(x, w, Result{line, PANEL, line, PANEL}, depth, (int)some, vecs);
-            for (long i = 0; i < some; i++) memcpy(result.to + i * result.row, line + i * PANEL, sizeof(float) * columns);
-        }
+        block_of(x, w, result, (int)some, columns, depth);
         rows -= some, x.at += some * x.row, result.to += some * result.row;
         if (result.start) result.start += some * result.start_row;
     }
@@ -140,37 +156,42 @@ INLINE void transpose4(const float* from, long row, float* to, long to_row) {
 #endif
 }
 
-// Numbers of w (depth, columns) as packed panels.
-INLINE long packed_size(long depth, long columns) { return (columns + PANEL - 1) / PANEL * PANEL * depth; }
+// Packed, w (depth, columns) is panels of (depth, PANEL), one after the other; the last one is a single register wide if
+// that holds its columns, and filled with zeros. These are its numbers, and the panel that begins at column c.
+INLINE long packed_size(long depth, long columns) { return (columns + LANES - 1) / LANES * LANES * depth; }
 
-// w (depth, columns), whose lines are `row` and columns `column` numbers apart, as panels of (depth, PANEL) one after the
-// other; the last one is filled with zeros. Panel{packed + c / PANEL * PANEL * depth, PANEL, PANEL * depth} starts at column c.
+INLINE Panel packed_panel(const float* packed, long c, long depth, long columns) {
+    return Panel{packed + c * depth, columns - c > LANES ? PANEL : LANES, 0};
+}
+
+// Packs w, whose lines are `row` and whose columns are `column` numbers apart.
 APART void pack_panels(const float* w, long row, long column, float* packed, long depth, long columns) {
-    for (long c = 0; c < columns; c += PANEL, w += PANEL * column, packed += PANEL * depth) {
-        const long some = columns - c < PANEL ? columns - c : PANEL;
-        if (some < PANEL) memset(packed, 0, sizeof(float) * PANEL * depth);
+    for (long c = 0; c < columns; c += PANEL, w += PANEL * column) {
+        const long some = columns - c < PANEL ? columns - c : PANEL, wide = some > LANES ? PANEL : LANES;
+        float* to = packed + c * depth;
         if (column == 1) {
             for (long k = 0; k < depth; k++)
-                for (long j = 0; j < some; j += LANES)
-                    *(vec*)(packed + k * PANEL + j) = load_some(w + k * row + j, some - j);
+                for (long j = 0; j < wide; j += LANES) *(vec*)(to + k * wide + j) = load_some(w + k * row + j, some - j);
             continue;
         }
+        if (some < wide) memset(to, 0, sizeof(float) * wide * depth);
         long j = 0;
         for (; row == 1 && j + 4 <= some; j += 4) {  // numbers of a column lie together and are read along it
             long k = 0;
-            for (; k + 4 <= depth; k += 4) transpose4(w + j * column + k, column, packed + k * PANEL + j, PANEL);
+            for (; k + 4 <= depth; k += 4) transpose4(w + j * column + k, column, to + k * wide + j, wide);
             for (; k < depth; k++)
-                for (int i = 0; i < 4; i++) packed[k * PANEL + j + i] = w[(j + i) * column + k];
+                for (int i = 0; i < 4; i++) to[k * wide + j + i] = w[(j + i) * column + k];
         }
         for (; j < some; j++)
-            for (long k = 0; k < depth; k++) packed[k * PANEL + j] = w[k * row + j * column];
+            for (long k = 0; k < depth; k++) to[k * wide + j] = w[k * row + j * column];
     }
 }
 
-// to (rows, columns) = start + x (rows, depth) w for packed panels of the whole depth.
+// to (rows, columns) = start + x (rows, depth) w for w packed.
 APART void multiply_panels(Operand x, const float* packed, Result result, long rows, long columns, long depth) {
-    for (long c = 0; c < columns; c += PANEL, packed += PANEL * depth, result.to += PANEL) {
-        multiply_panel(x, Panel{packed, PANEL, 0}, result, rows, columns - c < PANEL ? columns - c : PANEL, depth);
+    for (long c = 0; c < columns; c += PANEL, result.to += PANEL) {
+        const long some = columns - c < PANEL ? columns - c : PANEL;
+        multiply_panel(x, packed_panel(packed, c, depth, columns), result, rows, some, depth);
         if (result.start) result.start += PANEL;
     }
 }
