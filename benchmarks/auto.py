@@ -25,7 +25,7 @@ from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import interleave, ratio, threads
 from kronecell.deploy.atomic import write_atomically
 from kronecell.formats import Format
-from kronecell.paper.tables import paper_order
+from kronecell.formats.paper_counting import paper_order
 from kronecell.ops.tune import Product, bucket, pick, predicted
 
 CHOICES = "choices.json"

@@ -21,8 +21,8 @@ from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.deploy.atomic import write_atomically
-from kronecell.ops.candidates import candidates, predict
 from kronecell.formats import Format
+from kronecell.ops.candidates import candidates, predict
 from kronecell.ops.tune import bucket
 
 N = (4, 4, 4, 4)

@@ -19,11 +19,8 @@ from torch import Tensor
 
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell.ops import compiled
-from kronecell.ops import lstm_kernel
-from kronecell.ops import matrices
-from kronecell.ops import narrow
 from kronecell.nn.recurrence import State, Step, can_pack, lstm_step, pack, run_loop, run_native, run_packed
+from kronecell.ops import compiled, lstm_kernel, matrices, narrow
 
 PRODUCTS = [(160, 360), (960, 360), (15360, 360), (61440, 360), (96, 57600)]
 PRODUCTS += [(15360, 128), (276480, 20), (15360, 20), (96, 1024), (768, 1024)]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shapes import CP_APART, GATES
-from kronecell.paper.tables import SETTINGS, TR_M
+from kronecell.training.paper_settings import SETTINGS, TR_M
 
 SETTING = SETTINGS["UCF11"]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, threads
-from kronecell.ops.candidates import PRICES, Prices, Runner, candidates, predict, work
 from kronecell.formats import Format
+from kronecell.ops.candidates import PRICES, Prices, Runner, candidates, predict, work
 
 NAMES = ("batched", "read", "written", "fresh", "copied", "matrix", "call")
 ROWS = (1, 6, 96, 384)

@@ -23,8 +23,8 @@ from benchmarks.peers import Peer, layers
 from benchmarks.results import Options, available_memory, machine, main, table, write
 from benchmarks.shapes import GATES, MAIN, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, ratio, sample, summary, threads, training
-from kronecell.ops.candidates import Runner
 from kronecell.formats import KCP, Format
+from kronecell.ops.candidates import Runner
 from kronecell.ops.tune import forget, load_choices
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kronecell import compiled
-from kronecell.atomic import write_atomically
+from kronecell.deploy.atomic import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

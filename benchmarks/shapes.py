@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Format, LowRank, Tucker
-from kronecell.paper.tables import SETTINGS, paper_format
+from kronecell.paper.tables import paper_format
+from kronecell.training.paper_settings import SETTINGS
 
 GATES = 4
 KCP_LABELS = {"UCF11": ("KCP(4,4,2)", "KCP(4,2,2)"), "UCF50": ("KCP(6,2,2)", "KCP(4,2,2)")}

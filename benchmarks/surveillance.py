@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from kronecell.deploy.atomic import write_atomically
 from kronecell.cli.train import find_store
+from kronecell.deploy.atomic import write_atomically
 from kronecell.training.environment import environment
 from kronecell.training.run import load_experiment, run, run_folder
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from pictures import FOLDER, LABELS, drawings
 
-from kronecell.paper import tables as paper
 from kronecell.cli.count import EXAMPLES
 from kronecell.formats import FORMATS, parse
+from kronecell.formats.paper_counting import paper_order
+from kronecell.paper import tables as paper
+from kronecell.training.paper_settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
@@ -89,7 +91,7 @@ def formats() -> str:
     for kind, text in EXAMPLES.items():
         fmt = parse(text)
         best = fmt.macs("optimal")
-        order = paper.paper_order(fmt) or next(iter(fmt.orders()))
+        order = paper_order(fmt) or next(iter(fmt.orders()))
         lines.append(
             [f"[{kind}]({kind}.md)", f"`{type(fmt).equation}`", f"{fmt.num_params:,}", f"{fmt.compression_ratio:,.0f}x",
              f"{fmt.macs(order):,}", f"{best:,}"]
@@ -144,7 +146,7 @@ def paper_dense(dataset: str) -> int:
 
 def tables() -> str:
     parts = []
-    for dataset in paper.SETTINGS:
+    for dataset in SETTINGS:
         for shared in (False, True):
             lines = []
             for row in rows_of():

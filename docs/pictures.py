@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from kronecell.paper import tables as paper
 from kronecell.cli.count import EXAMPLES
-from kronecell.report.drawing import draw
 from kronecell.formats import Format, parse
+from kronecell.paper import tables as paper
+from kronecell.report.drawing import draw
 
 FOLDER = Path(__file__).resolve().parent / "drawings"
 LABELS = ("Ori", "TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")

@@ -1,20 +1,48 @@
-"""Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks."""
+"""Kronecell: recurrent networks whose weight matrices are stored, multiplied and trained as tensor networks.
 
-from kronecell.nn.counting import Cost, count
-from kronecell.compress import compress
-from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
-from kronecell.deploy.onnx import export_onnx
-from kronecell.deploy.modules import load, save
-from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
-from kronecell.nn.linear import TensorLinear
-from kronecell.formats.modes import factorize
-from kronecell.plans.network import Factor, Network
-from kronecell.ops.plan import Plan
-from kronecell.nn.rnn import GRU, LSTM
-from kronecell.compress.suggest import suggest
-from kronecell.ops.tune import measure_on_first_use, tune
+This is the table of contents. A name is imported when it is first used: `import kronecell`, `kronecell --help` and the
+processes that only decode videos do without torch, which takes two seconds and 300 MB to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same table for type checkers and editors, which do not run __getattr__
+    from kronecell.compress import compress
+    from kronecell.compress.suggest import suggest
+    from kronecell.deploy.modules import load, save
+    from kronecell.deploy.onnx import export_onnx
+    from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
+    from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
+    from kronecell.formats.modes import factorize
+    from kronecell.nn.counting import Cost, count
+    from kronecell.nn.linear import TensorLinear
+    from kronecell.nn.rnn import GRU, LSTM
+    from kronecell.ops.plan import Plan
+    from kronecell.ops.tune import tune
+    from kronecell.plans.network import Factor, Network
 
 __version__ = "0.1.0"
+
+_CONTENTS = {
+    "errors": ("CheckpointError", "DataError", "KronecellError", "PlanError", "RankError", "ShapeError"),
+    "plans.network": ("Factor", "Network"),
+    "ops.plan": ("Plan",),
+    "ops.tune": ("tune",),
+    "formats": ("BT", "CP", "HT", "KCP", "KT", "TR", "TT", "Dense", "Format", "LowRank", "Tucker", "parse"),
+    "formats.modes": ("factorize",),
+    "nn.counting": ("Cost", "count"),
+    "nn.linear": ("TensorLinear",),
+    "nn.rnn": ("GRU", "LSTM"),
+    "deploy.modules": ("load", "save"),
+    "deploy.onnx": ("export_onnx",),
+    "compress": ("compress",),
+    "compress.suggest": ("suggest",),
+}
+_HOME = {name: module for module, names in _CONTENTS.items() for name in names}
+_PACKAGES = ("cli", "compress", "data", "deploy", "formats", "nn", "ops", "paper", "plans", "report", "training")
 
 __all__ = [
     "BT",
@@ -46,9 +74,22 @@ __all__ = [
     "export_onnx",
     "factorize",
     "load",
-    "measure_on_first_use",
     "parse",
     "save",
     "suggest",
     "tune",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:  # first, because kronecell.compress is a package that can be called
+        return import_module(f"kronecell.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'kronecell' has no attribute {name!r}")
+    value = getattr(import_module(f"kronecell.{_HOME[name]}"), name)
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

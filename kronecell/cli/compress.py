@@ -8,21 +8,12 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 import typer
-from torch import nn
 
-from kronecell.deploy.atomic import write_atomically
 from kronecell.cli.tables import text_table
-from kronecell.compress import compress as compress_model
-from kronecell.compress.matrices import Matrix, matrices_of
-from kronecell.compress.statefile import read_model
 from kronecell.errors import DataError, KronecellError
-from kronecell.deploy.modules import save
-from kronecell.compress.suggest import KINDS, largest_within, mode_choices
 
-SILENT = 2.0  # seconds without a word before progress is shown
+SILENT = 2.0  # seconds before the first line and between lines
 REPORT = "compression.json"
 
 Source = Annotated[Path, typer.Argument(help="safetensors file, kronecell model folder, or .pt with --allow-pickle")]
@@ -52,6 +43,11 @@ def compress(
 
     Example: kronecell compress model.safetensors small --rule rnn=kcp:K=4,CA=4,CB=2
     """
+    from kronecell.compress.model import compress as compress_model
+    from kronecell.compress.statefile import read_model
+    from kronecell.deploy.atomic import write_atomically
+    from kronecell.deploy.modules import save
+
     model = read_model(source, allow_pickle)
     rules = dict(_rule(text) for text in rule) if rule else None
     amount = None if budget is None else int(budget) if budget >= 1 else budget
@@ -75,6 +71,9 @@ def inspect(
 
     Example: kronecell inspect model.safetensors --ratio 20
     """
+    from kronecell.compress.matrices import matrices_of
+    from kronecell.compress.statefile import read_model
+
     if ratio <= 1:
         raise KronecellError(f"--ratio must be above 1, got {ratio}")
     model = read_model(source, allow_pickle)
@@ -98,8 +97,10 @@ def inspect(
     typer.echo(f"{total:,} parameters in all, {sum(m.params for m in matrices):,} of them in these matrices")
 
 
-def _record(matrix: Matrix, ratio: float) -> dict[str, Any]:
+def _record(matrix: Any, ratio: float) -> dict[str, Any]:
     """A matrix and every kind of format at about this ratio."""
+    from kronecell.compress.suggest import KINDS, largest_within, mode_choices
+
     limit = int(matrix.M * matrix.N / ratio)
     options = []
     for kind in KINDS:
@@ -127,8 +128,13 @@ def _rule(text: str) -> tuple[str, str]:
     return name.strip(), recipe.strip()
 
 
-def _calibration(path: Path, model: nn.Module, rules: dict[str, str] | None) -> dict[str, torch.Tensor]:
+def _calibration(path: Path, model: Any, rules: dict[str, str] | None) -> dict[str, Any]:
     """The array as inputs of every matched module whose input has its width."""
+    import numpy as np
+    import torch
+
+    from kronecell.compress.matrices import matrices_of
+
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -151,7 +157,7 @@ def _calibration(path: Path, model: nn.Module, rules: dict[str, str] | None) -> 
 
 
 class _Progress:
-    """Plain lines on stderr, one every few seconds, none for work that is quick."""
+    """Plain lines on stderr every few seconds; none while the work is quick."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()

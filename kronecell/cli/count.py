@@ -8,9 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from kronecell.cli.tables import text_table
-from kronecell.formats.describe import describe
-from kronecell.formats import FORMATS, Shared, parse
-from kronecell.paper.tables import paper_order
 
 UCF11 = "m=8x20x20x18,n=4x4x4x4"
 EXAMPLES = {
@@ -27,7 +24,7 @@ EXAMPLES = {
 }
 
 
-def read_shared(shared: bool, unshared: str | None) -> Shared:
+def read_shared(shared: bool, unshared: str | None) -> bool | tuple[str, ...]:
     """The two options as one value: False, True (as the paper), or the names of the unshared factors."""
     return tuple(name.strip() for name in unshared.split(",") if name.strip()) if unshared else shared
 
@@ -45,6 +42,9 @@ def count(
 
     Example: kronecell count kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2 --gates 4 --rows 96
     """
+    from kronecell.formats import parse
+    from kronecell.formats.describe import describe
+
     fmt, sharing = parse(format), read_shared(shared, unshared)
     facts = describe(fmt, rows, gates, sharing, order)
     if as_json:
@@ -74,6 +74,9 @@ def formats(
 
     Example: kronecell formats --json
     """
+    from kronecell.formats import FORMATS, parse
+    from kronecell.formats.paper_counting import paper_order
+
     facts: list[dict[str, Any]] = []
     for kind, cls in FORMATS.items():
         fmt = parse(EXAMPLES[kind])

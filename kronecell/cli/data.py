@@ -170,7 +170,7 @@ def _list(title: str, files: list[dict[str, str]]) -> None:
 
 
 def _printable(file: dict[str, str]) -> str:
-    from kronecell.data.video import printable
+    from kronecell.errors import printable
 
     name = printable(file["path"])
     return file["reason"] if name in file["reason"] else f"{name}: {file['reason']}"

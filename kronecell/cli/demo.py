@@ -57,8 +57,8 @@ def demo(
     Example: kronecell demo
     """
     from kronecell.data import find_dataset, prepare, write_synthetic
-    from kronecell.training.run import run, run_folder
     from kronecell.report import write_report
+    from kronecell.training.run import run, run_folder
 
     started = time.monotonic()
     width, height = QUICK_SIZE if quick else SIZE

@@ -10,12 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kronecell.paper import tables as paper
-from kronecell.deploy.atomic import write_atomically
 from kronecell.cli.count import EXAMPLES
-from kronecell.report.drawing import draw
+from kronecell.deploy.atomic import write_atomically
 from kronecell.errors import KronecellError
-from kronecell.formats import parse
 
 KINDS = ("svg", "png", "pdf")
 RUNS = typer.Option(None, "--runs", help="Run directories, or folders that hold them; may be repeated.")
@@ -35,6 +32,7 @@ def figures(
     Example: kronecell paper figures figures --runs runs
     """
     from kronecell.cli.paper import plot_complexity
+    from kronecell.paper.tables import complexity
 
     if kind not in KINDS:
         raise KronecellError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -52,11 +50,11 @@ def figures(
         target = out / f"network-{name}.svg"
         write_atomically(target, lambda path, text=svg: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
         done(target)
-    plot_complexity(paper.complexity(), out / f"complexity.{kind}")
+    plot_complexity(complexity(), out / f"complexity.{kind}")
     done(out / f"complexity.{kind}")
     if ranks:
-        from kronecell.paper.branch_study import K, study
         from kronecell.cli.parallel import plot_parallel, read_ranks
+        from kronecell.paper.branch_study import K, study
 
         chosen = read_ranks(ranks)
         results = [point for name in K for point in study(name, chosen, 3, lambda text: print(text, file=sys.stderr))]
@@ -84,6 +82,9 @@ def figures(
 
 def drawings() -> dict[str, str]:
     """Every format's network at the paper's UCF11 shape in each of its named orders, by "kind-order"."""
+    from kronecell.formats import parse
+    from kronecell.report.drawing import draw
+
     found = {}
     for kind, text in EXAMPLES.items():
         fmt = parse(text)

@@ -33,7 +33,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
     """Compress recurrent networks: weight matrices stored, multiplied and trained as tensor networks."""
 
 

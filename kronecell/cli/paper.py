@@ -9,17 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kronecell.paper import tables as paper
-from kronecell.deploy.atomic import write_atomically
 from kronecell.cli.figures import figures, pyplot
 from kronecell.cli.parallel import parallel
 from kronecell.cli.tables import text_table
+from kronecell.deploy.atomic import write_atomically
 from kronecell.errors import KronecellError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, recomputed.")
 app.command()(figures)
-
-
 app.command()(parallel)
 
 
@@ -32,6 +29,8 @@ def tables(
 
     Example: kronecell paper tables --dataset UCF11
     """
+    from kronecell.paper import tables as paper
+
     rows, models, text = paper.tables(dataset), paper.last_table(dataset), paper.kt_rank_text(dataset)
     if as_json:
         typer.echo(json.dumps({"rows": rows, "last_table": models, "kt_rank_text": text}, indent=2))
@@ -109,7 +108,9 @@ def complexity(
 
     Example: kronecell paper complexity --plot complexity.png
     """
-    data = paper.complexity()
+    from kronecell.paper.tables import complexity as curves
+
+    data = curves()
     if plot is not None:
         plot_complexity(data, plot)
     if as_json:

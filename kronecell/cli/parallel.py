@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kronecell.deploy.atomic import write_atomically
 from kronecell.cli.tables import text_table
+from kronecell.deploy.atomic import write_atomically
 from kronecell.errors import KronecellError
 
 

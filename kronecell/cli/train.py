@@ -34,9 +34,9 @@ def train(
     """
     import torch
 
-    from kronecell.training.run import load_experiment, parse_overrides, run, run_folder
-    from kronecell.training.loop import Interrupted
     from kronecell.training.distributed import torchrun_world
+    from kronecell.training.loop import Interrupted
+    from kronecell.training.run import load_experiment, parse_overrides, run, run_folder
 
     settings = parse_overrides(overrides or [])
     if epochs is not None:

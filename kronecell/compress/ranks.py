@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kronecell.compress.matrices import Matrix
+from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized, smallest_reaching
 from kronecell.errors import RankError
 from kronecell.formats import Format
-from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized, smallest_reaching
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from kronecell.errors import CheckpointError
 from kronecell.deploy.modules import _check_tensors, _digest, _read_config, _read_tensors, load, rebuild
+from kronecell.errors import CheckpointError
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 RECURRENT = re.compile(r"^(?:(.*)\.)?weight_hh_l0$")

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from kronecell.errors import KronecellError, RankError, ShapeError
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker
+from kronecell.formats.modes import factorize, factorizes
 from kronecell.formats.recipes import ONE_MODE
 from kronecell.nn.linear import TensorLinear
-from kronecell.formats.modes import factorize, factorizes
 
 KINDS = ("lowrank", "kt", "cp", "tucker", "tt", "tr", "bt", "ht", "kcp")
 MOST_ORDERS = 12  # orders of the output modes that are tried per number of modes

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
-from kronecell.data.video import printable
-from kronecell.errors import DataError
+from kronecell.errors import DataError, printable
 
 RESERVE = 64 << 20  # bytes of disk that are left free
 

@@ -10,7 +10,6 @@ names and decodes the rest; the result is the same bytes as those of a run that 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -21,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from kronecell.deploy.atomic import remove_temporaries
 from kronecell.data.clipfile import Header, Settings, check_data, read_header
 from kronecell.data.datasets import Clip, Dataset
 from kronecell.data.folds import folds_record
 from kronecell.data.manifest import BadFile, build_manifest, manifest_hash, read_manifest, write_manifest
 from kronecell.data.progress import track
-from kronecell.data.video import DEFAULT_LIMITS, Limits, printable
+from kronecell.data.video import DEFAULT_LIMITS, Limits
 from kronecell.data.workers import run_jobs
-from kronecell.errors import DataError
+from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries
+from kronecell.errors import DataError, printable
 
 MANIFEST = "manifest.json"
 OPEN_MAPS = 64  # each holds a file descriptor; systems allow as few as 1024
@@ -217,15 +216,9 @@ class Store:
 
 @contextmanager
 def _only_writer(root: Path) -> Iterator[None]:
-    """Hold the store's lock. The kernel releases it when this process ends, however it ends."""
+    """Hold the store's lock."""
     try:
-        with open(root / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DataError(
-                    f"{printable(root)}: another prepare is writing this store; wait for it to end"
-                ) from None
+        with exclusive(root / "lock"):
             yield
-    except OSError as error:
-        raise DataError(f"{printable(root / 'lock')}: cannot be locked: {error.strerror or error}") from None
+    except LockedError:
+        raise DataError(f"{printable(root)}: another prepare is writing this store; wait for it to end") from None

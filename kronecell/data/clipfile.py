@@ -12,14 +12,13 @@ import os
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from kronecell.data.atomic import write_atomic
 from kronecell.data.clips import stored_frames
-from kronecell.data.video import Limits, decode, printable, regular_file
-from kronecell.errors import DataError
+from kronecell.data.video import Limits, decode, regular_file
+from kronecell.deploy.atomic import write_atomically
+from kronecell.errors import DataError, printable
 
 MAGIC = b"KCCLIP1\n"
 PAGE = 4096
@@ -108,15 +107,16 @@ def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) ->
         tuple(map(int, video.indices)),
         zlib.crc32(video.frames.data),
     )
-    write_atomic(path, lambda file: _write(file, header, video.frames))
+    write_atomically(path, lambda temporary: _write(temporary, header, video.frames))
     return path.name, header
 
 
-def _write(file: BinaryIO, header: Header, frames: np.ndarray) -> None:
+def _write(path: Path, header: Header, frames: np.ndarray) -> None:
     text = json.dumps(asdict(header)).encode()
     length = -(-(len(MAGIC) + 8 + len(text)) // PAGE) * PAGE
-    file.write((MAGIC + b"%08d" % length + text).ljust(length))
-    file.write(frames.data)
+    with open(path, "wb") as file:
+        file.write((MAGIC + b"%08d" % length + text).ljust(length))
+        file.write(frames.data)
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:

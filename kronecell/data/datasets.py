@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kronecell.data.video import printable
-from kronecell.errors import DataError
+from kronecell.errors import DataError, printable
 
 VIDEO_SUFFIXES = frozenset(
     {".avi", ".mpg", ".mpeg", ".mp4", ".m4v", ".mkv", ".mov", ".webm", ".wmv", ".flv"}

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kronecell.data.atomic import write_atomic
 from kronecell.data.datasets import Dataset
-from kronecell.data.video import printable
-from kronecell.errors import DataError
+from kronecell.deploy.atomic import write_atomically
+from kronecell.errors import DataError, printable
 
 FORMAT = "kronecell manifest 1"
 
@@ -58,7 +57,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write in one piece. JSON escapes keep file names that are not UTF-8."""
     text = json.dumps(manifest, indent=1) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

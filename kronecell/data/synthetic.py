@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kronecell.data.atomic import write_atomic
 from kronecell.data.progress import track
-from kronecell.data.video import import_av, printable
+from kronecell.data.video import import_av
 from kronecell.data.workers import available_cores
-from kronecell.errors import DataError
+from kronecell.deploy.atomic import write_atomically
+from kronecell.errors import DataError, printable
 
 MOTIONS = (
     "blink",
@@ -85,7 +85,7 @@ def write_synthetic(
         generator = np.random.default_rng([seed, MOTIONS.index(motion), clip])
         pictures = _pictures(motion, clip, clip % groups, width, height, frames, generator)
         content = _encode(pictures, width, height, container)
-        write_atomic(names[position], lambda file: file.write(content))
+        write_atomically(names[position], lambda temporary: temporary.write_bytes(content))
 
     # Threads: the encoder and numpy work outside the interpreter lock.
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -113,7 +113,7 @@ def _already_written(root: Path, record: dict[str, object]) -> bool:
 
 def _write_record(root: Path, record: dict[str, object], complete: bool) -> None:
     text = json.dumps({**record, "complete": complete}) + "\n"
-    write_atomic(root / RECORD, lambda file: file.write(text.encode()))
+    write_atomically(root / RECORD, lambda temporary: temporary.write_text(text))
 
 
 def _clip_path(root: Path, motion: str, clip: int, groups: int, container: str) -> Path:

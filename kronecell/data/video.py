@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kronecell.errors import DataError, KronecellError
+from kronecell.errors import DataError, KronecellError, printable
 
 # Containers of moving pictures only. Without the list a text file named clip.mp4 can be a playlist that opens other
 # files, goes to the network, or waits for ever for its next entry.
@@ -55,11 +55,6 @@ class Video:
     width: int
     height: int
     damage: str | None
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """A file name that any terminal and any log can take: bytes that are not UTF-8 become backslash escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def import_av() -> ModuleType:

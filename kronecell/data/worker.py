@@ -1,6 +1,7 @@
 """The program of a decoding process: takes one job per line on stdin, answers each with one line on stdout.
 
-Started by ``workers`` as a script. A decoder can hang or crash on a damaged file; here it takes nothing with it.
+Started by ``workers``. A decoder can hang or crash on a damaged file; here it takes nothing else down with it. Nothing
+that is imported here may import torch: it would cost each decoding process two seconds and 300 MB.
 """
 
 from __future__ import annotations
@@ -9,25 +10,14 @@ import faulthandler
 import json
 import os
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    # Importing kronecell proper would import torch: two seconds and 300 MB for each process that only decodes.
-    # So the packages are entered as bare folders, and only the modules named below are loaded.
-    _here = Path(__file__).resolve().parent
-    sys.path[0] = str(_here.parent.parent)
-    for _name, _folder in (("kronecell", _here.parent), ("kronecell.data", _here)):
-        _package = types.ModuleType(_name)
-        _package.__path__ = [str(_folder)]
-        sys.modules[_name] = _package
-
-from kronecell.data.atomic import OutputError
 from kronecell.data.clipfile import Settings, hash_file, store_clip
-from kronecell.data.video import Limits, decode, printable
-from kronecell.errors import DataError, KronecellError
+from kronecell.data.video import Limits, decode
+from kronecell.deploy.atomic import WriteError
+from kronecell.errors import DataError, KronecellError, printable
 
 GRACE = 5.0  # seconds past the time limit before a stuck process ends itself
 
@@ -76,7 +66,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     faulthandler.dump_traceback_later(limits.time + GRACE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
     try:
         return {"ok": task(limits=limits, **arguments)}
-    except OutputError as error:
+    except WriteError as error:
         return {"fatal": str(error)}
     except KronecellError as error:
         return {"error": str(error)}
@@ -91,7 +81,3 @@ def main() -> None:
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

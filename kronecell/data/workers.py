@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kronecell.data.video import Limits, import_av, printable
-from kronecell.errors import DataError
+from kronecell.data.video import Limits, import_av
+from kronecell.errors import DataError, printable
 
 PATIENCE = 10.0  # seconds past the time limit; longer than a worker's own grace, so this is the last resort
 
@@ -73,10 +73,13 @@ class _Worker:
         if not waiting:
             return
         if self.process is None:
-            script = Path(__file__).with_name("worker.py")
+            # The package comes from where this module was found, whatever the child would find by itself; the empty
+            # first entry of its path, the current folder, must not hide a standard module.
+            found = str(Path(__file__).resolve().parents[2])
+            program = f"import sys; sys.path[0] = {found!r}; from kronecell.data.worker import main; main()"
             # Its own session, so that Ctrl-C reaches only the parent, which then ends its workers in order.
             self.process = subprocess.Popen(
-                [sys.executable, str(script)],
+                [sys.executable, "-c", program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

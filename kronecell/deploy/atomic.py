@@ -1,44 +1,79 @@
-"""Writing a file so that a reader sees the old one or the whole new one, never a part, whatever happens."""
+"""Files for one writer and many readers: a reader sees the old file or the whole new one, whatever happens.
+
+Nothing here imports torch: the processes that decode videos write through this file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from kronecell.errors import KronecellError
+from kronecell.errors import KronecellError, printable
 
 TEMPORARY = ".tmp-"  # followed by the process id; whatever still has it after a crash can be deleted
 
 
+class WriteError(KronecellError):
+    """The place to write to is at fault (full disk, no permission), not the data that should be written."""
+
+
+class LockedError(KronecellError):
+    """Another process holds the lock."""
+
+
 def write_atomically(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside the target, sync it, and rename it over the target."""
-    try:
-        replace_whole(Path(target), write)
-    except OSError as error:
-        raise KronecellError(f"cannot write {target}: {error.strerror or error}") from None
-
-
-def replace_whole(target: Path, fill: Callable[[Path], object]) -> None:
-    """The same, for callers that say in their own words what an OSError means."""
+    target = Path(target)
     temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
     try:
-        fill(temporary)
-        _sync(temporary)
-        os.replace(temporary, target)
-        _sync(target.parent)  # makes the rename itself last through a power cut
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            write(temporary)
+            _sync(temporary)
+            os.replace(temporary, target)
+            _sync(target.parent)  # makes the rename itself last through a power cut
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot write {printable(target)}: {error.strerror or error}") from None
 
 
 def remove_temporaries(folder: Path) -> None:
     """Delete what writers that were killed left behind."""
-    for path in folder.glob(".tmp*"):  # ours, and those that safetensors makes inside `fill`
+    for path in folder.glob(".tmp*"):  # ours, and those that safetensors makes inside `write`
         path.unlink(missing_ok=True)
 
 
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, or raise LockedError. The system releases it when this process ends, however it ends.
+
+    Both modules are imported here because neither system has the other's.
+    """
+    try:
+        file = open(path, "w")  # noqa: SIM115 (held until the end of the block)
+    except OSError as error:
+        raise WriteError(f"cannot write {printable(path)}: {error.strerror or error}") from None
+    with file:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedError(f"{printable(path)}: another process holds this lock") from None
+        yield
+
+
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open a folder to sync it
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kronecell.formats.base import Format, mode_legs
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.tucker import joint_modes, tucker_dense, tucker_fit
-from kronecell.formats.base import Format, mode_legs
 from kronecell.formats.tucker import kernel_orders
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import Tree

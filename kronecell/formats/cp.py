@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from kronecell.formats.base import Format, mode_legs
 from kronecell.formats.fitting.cp import cp_start
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.tucker import joint_modes
-from kronecell.formats.base import Format, mode_legs
 from kronecell.plans.network import INPUT, Factor, Network
 from kronecell.plans.order import Tree, chain
 

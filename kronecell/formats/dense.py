@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.base import Format, mode_legs
+from kronecell.formats.fitting.options import FitOptions
 from kronecell.plans.network import INPUT, Factor, Network
 from kronecell.plans.order import Tree
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import RankError, ShapeError
+from kronecell.formats.base import Format, mode_legs
 from kronecell.formats.fitting.cp import cp_fit
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.svd import nearest_kronecker, truncated_svd
-from kronecell.formats.base import Format, mode_legs
 from kronecell.plans.network import INPUT, Factor, Network
 from kronecell.plans.order import Tree, chain
 

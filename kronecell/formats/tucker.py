@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from kronecell.formats.base import Format, mode_legs
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.tucker import joint_modes, tucker_fit
-from kronecell.formats.base import Format, mode_legs
 from kronecell.plans.network import INPUT, Factor, Network
 from kronecell.plans.order import Tree, chain
 

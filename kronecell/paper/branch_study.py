@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kronecell.errors import KronecellError
 from kronecell.formats import KCP
-from kronecell.paper.tables import SETTINGS
+from kronecell.training.paper_settings import SETTINGS
 
 K = {"UCF11": 4, "UCF50": 6}
 RANKS = (2, 4, 8, 16, 32, 48, 64, 80, 100)

@@ -2,47 +2,24 @@
 
 The counting convention of the tables, which gives 83 of the 88 printed figures (the other five are errata):
 MFLOPs = [ 6 steps * (gates * one W x + gates * H^2) + H * classes ] / 1e6: multiply-adds, bias and gates excluded.
-KCP rows count Algorithm 2. Two conventions of the paper are not what a machine stores or executes, and both values are
-given: HT's root transfer is counted as r^3 parameters (it has r^2), and shared rows count the steps of unshared factors
-once per gate and all others once (a step after the gate index has appeared is executed once per gate as well).
+KCP rows count Algorithm 2. Where the paper's convention is not what a machine stores or executes (see
+`formats.paper_counting`), both values are given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from kronecell.errors import ShapeError
 from kronecell.formats import BT, HT, KCP, TR, TT, Dense, Format
+from kronecell.formats.paper_counting import paper_macs, paper_order, paper_params
 from kronecell.paper.printed import KT_RANK_TEXT, LAST_TABLE, REASONS, TABLES, Printed, PrintedModel
-from kronecell.plans.steps import Step
+from kronecell.training.paper_settings import SETTINGS, TR_M
 
 STEPS = 6  # frames of a clip
 ROWS = 96  # rows for which our best order is chosen: 16 clips of 6 frames
 GATES = {"LSTM": 4, "GRU": 3}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Shapes of one of the paper's data sets."""
-
-    m: tuple[int, ...]
-    n: tuple[int, ...]
-    tr_n: tuple[int, ...]
-    rank: int
-    tr_rank: int
-    hidden: int
-    classes: int
-    epochs: int
-
-
-TR_M = (4, 2, 5, 8, 6, 5, 3, 2)
-SETTINGS = {
-    "UCF11": Setting((8, 20, 20, 18), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 11, 400),
-    "YCF": Setting((4, 20, 20, 36), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 47, 400),
-    "UCF50": Setting((15, 16, 16, 15), (8, 6, 6, 8), (4, 4, 6, 4, 6), 6, 6, 2304, 50, 200),
-}
 
 
 def paper_format(dataset: str, label: str) -> Format:
@@ -68,36 +45,6 @@ def paper_format(dataset: str, label: str) -> Format:
     return simple[label]
 
 
-def paper_order(fmt: Format) -> str | None:
-    """The order the tables count: Algorithm 2 for KCP, the format's default otherwise."""
-    return "algorithm2" if isinstance(fmt, KCP) else None
-
-
-def paper_params(fmt: Format, gates: int, shared: bool) -> int:
-    """Parameters of W as the paper counts them: HT's root as r^3."""
-    params = fmt.network(gates, shared).num_params
-    return params + (_root_excess(fmt) * (1 if shared else gates))
-
-
-def _root_excess(fmt: Format) -> int:
-    if not isinstance(fmt, HT) or fmt.d == 1:
-        return 0
-    left, right = fmt.network().shapes[f"B1_{fmt.d}"]
-    return left * right * (max(left, right) - 1)
-
-
-def paper_macs(fmt: Format, gates: int, shared: bool) -> int:
-    """Multiply-adds of W x for all gates as the paper counts them (not as executed when shared)."""
-    steps = [step for step in fmt.plan(paper_order(fmt)).steps if not step.hoisted]
-    if not shared:
-        return gates * sum(step.macs for step in steps)
-    return sum(step.macs * (gates if _meets(step, fmt.unshared) else 1) for step in steps)
-
-
-def _meets(step: Step, names: tuple[str, ...]) -> bool:
-    return step.left in names or step.right in names
-
-
 def mflops(wx: int, gates: int, hidden: int, classes: int) -> float:
     """MFLOPs of a whole network for one clip from the multiply-adds of W x for all gates and one frame."""
     return (STEPS * (wx + gates * hidden**2) + hidden * classes) / 1e6
@@ -119,7 +66,7 @@ def recompute(row: Printed) -> dict[str, Any]:
     counted = mflops(paper_macs(fmt, gates, shared), gates, s.hidden, s.classes)
     executed = fmt.plan(paper_order(fmt), ROWS, gates=gates, shared=shared).macs
     best, hoisted = _ours(fmt, gates, shared)
-    rest = gates * s.hidden**2 + s.hidden * s.classes  # U and the classifier, which nobody compresses here
+    rest = gates * s.hidden**2 + s.hidden * s.classes  # U and the classifier stay dense here
     printed = {"top1": row.top1, "avg": row.avg, "params": row.params, "ratio": row.ratio, "mflops": row.mflops}
     recomputed = {"params": params, "ratio": dense / params, "mflops": round(counted, 4)}
     return {

@@ -10,9 +10,9 @@ from html import escape
 from math import hypot, prod
 
 from kronecell.errors import PlanError
-from kronecell.report.drawing_layout import RESULT, Box, Edge, arrange
-from kronecell.plans.network import GATE, INPUT, Network
 from kronecell.ops.plan import Plan
+from kronecell.plans.network import GATE, INPUT, Network
+from kronecell.report.drawing_layout import RESULT, Box, Edge, arrange
 
 COLUMN, ROW, MARGIN = 104.0, 88.0, 58.0  # pixels
 NODE = (50.0, 38.0)

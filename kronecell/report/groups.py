@@ -9,8 +9,9 @@ from typing import Any
 
 from kronecell.errors import KronecellError
 from kronecell.formats import Format, Shared, parse
-from kronecell.paper.tables import paper_format, paper_params
+from kronecell.formats.paper_counting import paper_params
 from kronecell.paper.printed import TABLES, Printed
+from kronecell.paper.tables import paper_format
 from kronecell.report.load import Run, number_of
 
 CURVES = ("top1", "loss", "train_accuracy")

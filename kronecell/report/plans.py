@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kronecell.ops.candidates import Chunked
-from kronecell.report.drawing import draw, step_rows
 from kronecell.errors import KronecellError
+from kronecell.formats.paper_counting import paper_order
 from kronecell.nn.linear import TensorLinear
-from kronecell.paper.tables import paper_order
+from kronecell.ops.candidates import Chunked
 from kronecell.ops.plan import Plan
-from kronecell.report.groups import Group
 from kronecell.ops.split import Split
+from kronecell.report.drawing import draw, step_rows
+from kronecell.report.groups import Group
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Training: experiment files, the loop, run directories that resume, checkpoints, several processes."""

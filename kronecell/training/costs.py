@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from kronecell.ops.candidates import Chunked
-from kronecell.formats import Format, Shared
+from kronecell.formats.paper_counting import paper_macs
 from kronecell.nn.linear import TensorLinear
+from kronecell.ops.candidates import Chunked
 from kronecell.training.classifier import VideoClassifier
-from kronecell.paper.tables import paper_macs, paper_order
 
 LATENCY_RUNS = 7
 
@@ -20,8 +19,9 @@ LATENCY_RUNS = 7
 def costs(model: VideoClassifier, frames: int, batch_size: int) -> dict[str, Any]:
     """Parameters and multiply-adds per clip. Both ratios: that of W alone, and that of the whole model.
 
-    `macs_paper` follows the paper's convention (paper.py), `macs_executed` is what this model does for a batch of
-    `batch_size` clips; bias and element-wise work are in neither, work done once per weight update is `macs_hoisted`.
+    `macs_paper` follows the paper's convention (formats.paper_counting), `macs_executed` is what this model does for a
+    batch of `batch_size` clips; bias and element-wise work are in neither, work done once per weight update is
+    `macs_hoisted`.
     """
     rnn = model.rnn
     weight: Any = rnn.weight_ih_l0
@@ -31,7 +31,7 @@ def costs(model: VideoClassifier, frames: int, batch_size: int) -> dict[str, Any
     params_model = sum(p.numel() for p in model.parameters())
     rest = frames * gates * hidden * rnn.output_size + hidden * model.classifier.out_features  # U and the classifier
     if isinstance(weight, TensorLinear):
-        theirs = shared_macs(weight.format, gates, weight.shared)
+        theirs = paper_macs(weight.format, gates, weight.shared)
         ours, hoisted = executed_macs(weight, frames * batch_size)
     else:
         theirs, ours, hoisted = dense_w, dense_w, 0
@@ -46,18 +46,9 @@ def costs(model: VideoClassifier, frames: int, batch_size: int) -> dict[str, Any
     }
 
 
-def shared_macs(fmt: Format, gates: int, shared: Shared) -> int:
-    """Multiply-adds of one W x as the paper counts them, also for sharing that it studies but does not tabulate."""
-    if isinstance(shared, bool):
-        return paper_macs(fmt, gates, shared)
-    names = {shared} if isinstance(shared, str) else {*shared}
-    steps = [step for step in fmt.plan(paper_order(fmt)).steps if not step.hoisted]
-    return sum(step.macs * (gates if {step.left, step.right} & names else 1) for step in steps)
-
-
 def executed_macs(weight: TensorLinear, rows: int) -> tuple[int, int]:
     """(multiply-adds of one W x, those done once per weight update) of the plan this layer really runs."""
-    with torch.enable_grad():  # the way of a training step
+    with torch.enable_grad():  # a training step differentiates, which may choose another plan
         runner = weight.split(rows) or weight.plan(rows)
     plan = runner.plan if isinstance(runner, Chunked) else runner
     return plan.macs, plan.hoisted_macs

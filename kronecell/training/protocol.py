@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kronecell.training.experiment import DENSE, Experiment
-from kronecell.paper.tables import SETTINGS
 from kronecell.training.loop import Progress
+from kronecell.training.paper_settings import SETTINGS
 
 DECAY = 0.01
 FLIPPED = ("UCF50",)

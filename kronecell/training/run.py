@@ -9,7 +9,6 @@ OUT/NAME/foldF-seedS/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -21,12 +20,14 @@ from typing import Any
 
 import torch
 
-from kronecell.deploy.atomic import remove_temporaries, write_atomically
-from kronecell.training.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
 from kronecell.data import Loader, Store, make_folds
-from kronecell.training.display import Display, TensorBoard
-from kronecell.training.environment import environment
+from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries, write_atomically
 from kronecell.errors import CheckpointError, DataError, KronecellError
+from kronecell.training.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
+from kronecell.training.costs import costs, latency_ms
+from kronecell.training.display import Display, TensorBoard
+from kronecell.training.distributed import World
+from kronecell.training.environment import environment
 from kronecell.training.experiment import (
     Experiment,
     differences,
@@ -36,10 +37,8 @@ from kronecell.training.experiment import (
     parse_overrides,
     read_toml,
 )
-from kronecell.training.costs import costs, latency_ms
-from kronecell.training.protocol import deviations
 from kronecell.training.loop import Diverged, Interrupted, Progress, Watch, average_over, fit, make_optimiser
-from kronecell.training.distributed import World
+from kronecell.training.protocol import deviations
 
 __all__ = [
     "Experiment",
@@ -314,22 +313,20 @@ def _check_config(folder: Path, experiment: Experiment) -> None:
 
 @contextmanager
 def _lock(folder: Path, world: World) -> Iterator[None]:
-    """Only one run at a time; the kernel lets go of the lock however the process ends."""
+    """Only one run at a time; the system releases the lock however the process ends."""
     if not world.is_main:
         yield
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "w")  # noqa: SIM115 (held until the end of the run)
     except OSError as error:
         raise KronecellError(f"cannot write to {folder}: {error.strerror or error}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise KronecellError(f"{folder}: another process is training here; wait for it or use --out") from None
-        remove_temporaries(folder)  # of a process that was killed while writing
-        yield
+    try:
+        with exclusive(folder / "lock"):
+            remove_temporaries(folder)  # of a process that was killed while writing
+            yield
+    except LockedError:
+        raise KronecellError(f"{folder}: another process is training here; wait for it or use --out") from None
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kronecell.ops.plan import Plan
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import CONNECTED_LIMIT, Tree, greedy, optimal
-from kronecell.ops.plan import Plan
 
 TARGET = "W"  # the name of the dense tensor in the right-hand side's network
 FROZEN = "inputs"  # the name of calibration inputs in a network: a factor that takes part and never changes

@@ -1,30 +1,27 @@
-"""The one road from a dense matrix to factors: check, start in closed form, refine, measure exactly."""
+"""From a dense matrix to factors, in one way for all formats: check, start in closed form, refine, measure exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kronecell.errors import ShapeError
+from kronecell.formats import base  # a module, not its names: base imports this file in turn
 from kronecell.formats.fitting.als import FROZEN, environments
 from kronecell.formats.fitting.metric import check_inputs, root, seen_target, seen_through
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.refine import refine
 from kronecell.plans.network import GATE, Network
 
-if TYPE_CHECKING:  # formats import this module; at run time it needs no name from them
-    from kronecell.formats.base import Format, Shared
-
 START_SEED = 0x5EED  # keeps random starts apart from factors that a user drew with the same seed
 DOUBLE_NUMEL = 1 << 23  # up to here everything is done in float64 whatever the dtype of W, and from random starts too
 
 
 def fit_dense(
-    fmt: Format, W: Tensor, gates: int, shared: Shared, inputs: Tensor | None, options: FitOptions
+    fmt: base.Format, W: Tensor, gates: int, shared: base.Shared, inputs: Tensor | None, options: FitOptions
 ) -> tuple[dict[str, Tensor], float]:
     """Factors in the dtype and on the device of W, and |W - W'| / |W| of those very factors."""
     check_matrix(fmt, W, gates)
@@ -46,7 +43,7 @@ def fit_dense(
         return factors, relative_error(fmt, W, factors, gates, shared, None)
 
 
-def fit_one(fmt: Format, W: Tensor, L: Tensor | None, options: FitOptions) -> dict[str, Tensor]:
+def fit_one(fmt: base.Format, W: Tensor, L: Tensor | None, options: FitOptions) -> dict[str, Tensor]:
     """One matrix (M, N); with L, the fit that matters for L W."""
     if L is not None:
         closed = fmt._decompose_seen(W, L, options)
@@ -74,7 +71,7 @@ def _refine_seen(
 
 
 def relative_error(
-    fmt: Format, W: Tensor, factors: Mapping[str, Tensor], gates: int, shared: Shared, inputs: Tensor | None
+    fmt: base.Format, W: Tensor, factors: Mapping[str, Tensor], gates: int, shared: base.Shared, inputs: Tensor | None
 ) -> float:
     """|W - W'| / |W|, or |X (W - W')| / |X W|, from the difference itself: norms alone lose half the digits."""
     check_matrix(fmt, W, gates)
@@ -91,7 +88,7 @@ def relative_error(
         return error / norm if norm else error
 
 
-def memory_needed(fmt: Format, W: Tensor, gates: int, work: torch.dtype) -> int:
+def memory_needed(fmt: base.Format, W: Tensor, gates: int, work: torch.dtype) -> int:
     """Bytes above W: a copy in the working precision, a rearranged one, the largest step, and the final difference."""
     network = fmt.network().as_dense()
     one = W.numel() // gates
@@ -101,7 +98,7 @@ def memory_needed(fmt: Format, W: Tensor, gates: int, work: torch.dtype) -> int:
     return (2 * one + 2 * peak) * work.itemsize + 2 * W.numel() * max(4, W.element_size())
 
 
-def _starts(fmt: Format, W: Tensor, options: FitOptions) -> Iterator[dict[str, Tensor]]:
+def _starts(fmt: base.Format, W: Tensor, options: FitOptions) -> Iterator[dict[str, Tensor]]:
     """The closed form, then random ones; a large matrix gets the closed form only unless starts are asked for."""
     yield fmt._decompose(W, options)
     generator = torch.Generator().manual_seed(START_SEED + options.seed)
@@ -111,7 +108,7 @@ def _starts(fmt: Format, W: Tensor, options: FitOptions) -> Iterator[dict[str, T
         yield fmt.init(generator, std=std or 1.0, dtype=torch.float64, device=W.device)
 
 
-def _fit_shared(fmt: Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
+def _fit_shared(fmt: base.Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
     """One joint fit of all gates."""
     gated = [f for f in network.parameters if GATE in f.legs]
     legs = [leg for leg in gated[0].legs if leg in (*network.inputs, *network.outputs[1:])]
@@ -120,7 +117,7 @@ def _fit_shared(fmt: Format, W: Tensor, network: Network, options: FitOptions) -
     return _fit_around_mean(fmt, W, network, options)
 
 
-def _fit_widened(fmt: Format, W: Tensor, name: str, leg: str, options: FitOptions) -> dict[str, Tensor]:
+def _fit_widened(fmt: base.Format, W: Tensor, name: str, leg: str, options: FitOptions) -> dict[str, Tensor]:
     """A gate leg on one factor alone is a wider mode of that factor: the same network with mode g * m_i."""
     gates = W.shape[0]
     side, index = leg[0], int(leg[1:]) - 1
@@ -136,7 +133,7 @@ def _fit_widened(fmt: Format, W: Tensor, name: str, leg: str, options: FitOption
     return {**factors, name: factor.reshape(shape).movedim(axis, 0)}
 
 
-def _fit_around_mean(fmt: Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
+def _fit_around_mean(fmt: base.Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
     """Start from the fit of the gates' leading common direction, every gate with its coefficient; refine jointly."""
     gates = W.shape[0]
     flat = W.reshape(gates, -1)
@@ -160,7 +157,7 @@ def _fit_around_mean(fmt: Format, W: Tensor, network: Network, options: FitOptio
     return refine(dense, W.reshape(dense.shape(dense.outputs)), iter([factors]), options, f"{fmt} shared")
 
 
-def check_matrix(fmt: Format, W: Tensor, gates: int) -> None:
+def check_matrix(fmt: base.Format, W: Tensor, gates: int) -> None:
     """W is a finite floating point tensor of the format's shape."""
     if not isinstance(W, torch.Tensor) or not W.is_floating_point():
         got = W.dtype if isinstance(W, torch.Tensor) else type(W).__name__

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kronecell.formats.fitting.als import FROZEN, Environment, balance, environments, gram_tree
 from kronecell.formats.fitting.options import FitOptions
-from kronecell.plans.network import Factor, Network
 from kronecell.ops.plan import Plan
+from kronecell.plans.network import Factor, Network
 
 FIRST_DAMPING = 1e-3
 LAST_DAMPING = 1e12

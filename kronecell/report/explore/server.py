@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kronecell.errors import KronecellError
-from kronecell.report.explore.answer import answer, measured
 from kronecell.formats import FORMATS
+from kronecell.report.explore.answers import answer, measured
 
 LOOPBACK = "127.0.0.1"
 LONGEST = 4000  # characters of a request's address

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from kronecell.ops.candidates import Chunked
-from kronecell.report.drawing import draw
+from kronecell.compress.suggest import mode_choices
 from kronecell.errors import KronecellError, ShapeError
-from kronecell.formats.describe import describe
 from kronecell.formats import FORMATS, Format, Shared, parse
+from kronecell.formats.describe import describe
 from kronecell.formats.recipes import ONE_MODE
 from kronecell.nn.linear import TensorLinear
-from kronecell.compress.suggest import mode_choices
+from kronecell.ops.candidates import Chunked
 from kronecell.ops.tune import Product, bucket, choose
+from kronecell.report.drawing import draw
 
 LARGEST = {"M": 10**8, "N": 10**8, "rows": 10**6, "gates": 16, "rank": 10_000}
 MOST_ELEMENTS = 10**13  # of the dense matrices

@@ -1,0 +1,27 @@
+"""The paper's data sets: modes, ranks, hidden size, classes and epochs of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Shapes and epochs of one of the paper's data sets."""
+
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    tr_n: tuple[int, ...]
+    rank: int
+    tr_rank: int
+    hidden: int
+    classes: int
+    epochs: int
+
+
+TR_M = (4, 2, 5, 8, 6, 5, 3, 2)  # TR has input modes of its own, the same for all data sets
+SETTINGS = {
+    "UCF11": Setting((8, 20, 20, 18), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 11, 400),
+    "YCF": Setting((4, 20, 20, 36), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 47, 400),
+    "UCF50": Setting((15, 16, 16, 15), (8, 6, 6, 8), (4, 4, 6, 4, 6), 6, 6, 2304, 50, 200),
+}
