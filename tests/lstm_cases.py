@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kronecell.ops import compiled
-
-from kronecell.ops import lstm_kernel
 from kronecell.nn.recurrence import lstm_step, run_loop
+from kronecell.ops import compiled, lstm_kernel
 
 EPS = torch.finfo(torch.float32).eps
 

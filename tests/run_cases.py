@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kronecell.formats import parse
-from kronecell.paper.tables import mflops, paper_format, paper_macs, paper_order
+from kronecell.formats.paper_counting import paper_macs, paper_order
+from kronecell.paper.tables import mflops, paper_format
 
 FORMATS = ("Ori", "TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")
 HIDDEN, CLASSES, GATES = 256, 11, 4

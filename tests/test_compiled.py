@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import narrow
+from kronecell.ops import compiled, narrow
 
 F64 = torch.float64
 EPS = torch.finfo(torch.float32).eps

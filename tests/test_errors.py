@@ -9,10 +9,10 @@ import torch
 
 import kronecell as kc
 from kronecell.formats import parse_recipe
-from kronecell.plans.network import Factor, Network
-from kronecell.paper.tables import paper_format, tables
 from kronecell.ops.plan import Plan
+from kronecell.paper.tables import paper_format, tables
 from kronecell.paper.theory import kt_rank_bounds
+from kronecell.plans.network import Factor, Network
 
 TT = kc.TT((4, 3), (2, 2), 2)
 FACTORS = TT.init(torch.Generator().manual_seed(0))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import fold
+from kronecell.ops import compiled, fold
 from kronecell.ops.narrow import COMPILED_COLUMNS, LANES
 from tests.test_compiled import EPS, built, counted, operand, used
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import narrow
+from kronecell.ops import compiled, narrow
 from kronecell.ops.candidates import Chunked, candidates
 from kronecell.ops.operation import Op
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.plans.order import Tree
 from kronecell.nn.branch_parallel import KCPBranches
+from kronecell.ops import compiled
 from kronecell.ops.plan import Plan
+from kronecell.plans.order import Tree
 from tests.cases import dense_product
 from tests.test_compiled import built, counted, operand, used
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import last
+from kronecell.ops import compiled, last
 from kronecell.ops.processor import LANES
 from tests.test_compiled import EPS, PAPER, built, counted, operand, used
 

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kronecell.ops import compiled
-
-from kronecell.ops import lstm_kernel
+from kronecell.ops import compiled, lstm_kernel
 from tests.lstm_cases import (
     EPS,
     assert_agrees,

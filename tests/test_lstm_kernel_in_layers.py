@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import lstm_kernel
+from kronecell.ops import compiled, lstm_kernel
 from tests.lstm_cases import assert_rounded, combination, used
 from tests.test_compiled import counted
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import matrices
-from kronecell.ops import narrow
+from kronecell.ops import compiled, matrices, narrow
 from kronecell.ops.candidates import Chunked, Runner, candidates
 from kronecell.ops.processor import LANES
 from tests.cases import dense_product

@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kronecell.ops import compiled
-
-from kronecell.ops import narrow
+from kronecell.ops import compiled, narrow
 
 F64 = torch.float64
 

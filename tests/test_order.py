@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
+from kronecell.ops.plan import Plan
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import greedy, leaves, optimal
-from kronecell.ops.plan import Plan
 from tests.cases import KINDS, formats
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import products
+from kronecell.ops import compiled, products
 from kronecell.ops.candidates import candidates
 from kronecell.ops.plan import Plan
 from kronecell.ops.products import Products

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops import compiled
-from kronecell.ops import narrow
+from kronecell.ops import compiled, narrow
 from tests.test_compiled import EPS, built, counted, operand, used
 
 

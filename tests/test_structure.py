@@ -1,4 +1,4 @@
-"""The shape of the source tree: imports go downward only, and optional packages are imported where they are used."""
+"""The shape of the source tree: imports go downward only, torch and optional packages are imported where used."""
 
 from __future__ import annotations
 
@@ -7,89 +7,68 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1] / "kronecell"
-OPTIONAL = {"av", "matplotlib", "plotly", "onnx", "onnxruntime", "onnxscript", "rich", "tensorboard", "psutil", "scipy"}
+import pytest
 
-# From the bottom up; a module may import from layers below its own and from its own package.
-LAYERS = [
-    {"errors"},
-    {"atomic", "network", "progress"},
-    {"order", "modes"},
-    {"steps"},
-    {"compiled", "processor", "space", "watched"},
-    {"matrices"},
-    {"narrow"},
-    {"last", "operation", "lstm_kernel"},
-    {"lowering"},
-    {"fold", "products"},
-    {"hot", "bytes"},
-    {"joined"},
-    {"plan"},
-    {"split"},
-    {"fit"},
-    {"formats"},
-    {"theory", "candidates", "facts", "layout"},
-    {"kept", "tune", "drawing"},
-    {"layer_formats"},
-    {"linear"},
-    {"recurrence", "dense_rnn"},
-    {"sequences"},
-    {"recurrent"},
-    {"rnn"},
-    {"accounting", "suggest", "paper_printed"},
-    {"files", "paper"},
-    {"compress", "export", "data"},
-    {"model", "world"},
-    {"train", "checkpoint", "parallel"},
-    {"measure", "display", "environment", "experiment_file", "branch_study"},
-    {"protocol"},
-    {"experiment"},
-    {"report", "explore"},
-    {"commands"},
-    {"cli"},
-    {"__main__", "__init__"},
-]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+PACKAGE = Path(__file__).resolve().parents[1] / "kronecell"
+OPTIONAL = {"av", "matplotlib", "onnx", "onnxruntime", "onnxscript", "rich", "tensorboard", "psutil", "scipy"}
+
+# From the bottom up: a package imports from those above its line here, and from itself.
+ORDER = (
+    "errors",
+    "plans",
+    "ops",
+    "formats",
+    "nn",
+    "deploy",
+    "data",
+    "training",
+    "compress",
+    "paper",
+    "report",
+    "cli",
+)
 
 
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def unit(path: Path) -> str:
-    """The name in LAYERS: the top-level module or the sub-package."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imported(tree: ast.AST) -> set[str]:
+def imported(path: Path) -> set[str]:
+    """Dotted names that a file imports, also inside functions and for type checkers."""
     names: set[str] = set()
-    for_types = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    unseen = {id(inner) for block in for_types for inner in ast.walk(block)}  # names for the type checker only
-    for node in ast.walk(tree):
-        if id(node) in unseen:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module)
-            if node.module == "kronecell":
-                names |= {f"kronecell.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-def test_every_module_has_its_layer() -> None:
-    assert {unit(path) for path in modules()} <= {*RANK}
+def test_the_tree_is_the_twelve_packages() -> None:
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in modules()}
+    assert found == {*ORDER, "__init__", "__main__"}
 
 
 def test_imports_go_downward_only() -> None:
     wrong = []
     for path in modules():
-        own = unit(path)
-        for name in imported(ast.parse(path.read_text())):
-            parts = name.split(".")
-            ours = parts[0] == "kronecell" and len(parts) > 1 and parts[1] in RANK and parts[1] != own
-            if ours and RANK[parts[1]] >= RANK[own]:
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for name in imported(path) if own in ORDER else ():
+            root, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            if root == "kronecell" and other in ORDER and ORDER.index(other) > ORDER.index(own):
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert wrong == []
+
+
+def test_no_private_names_of_torch_and_no_foreign_functions() -> None:
+    wrong = []
+    for path in modules():
+        attributes = {ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+        for name in imported(path) | attributes:
+            if name.startswith("torch._") or name.partition(".")[0] == "ctypes":
+                wrong.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert wrong == []
 
 
@@ -97,11 +76,32 @@ def test_there_is_no_utils_module() -> None:
     assert [path for path in modules() if "util" in path.stem] == []
 
 
-def test_importing_kronecell_needs_no_optional_package() -> None:
-    code = f"import sys, kronecell, kronecell.cli.main; print(sorted({OPTIONAL!r} & {{*sys.modules}}))"
+def loaded_by(code: str) -> set[str]:
+    """The packages that a new process has imported after running `code`."""
+    code = f"import sys\n{code}\nprint({{name.partition('.')[0] for name in sys.modules}})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    found = set(ast.literal_eval(output)) - {"rich"}  # typer itself brings and imports rich
-    assert found == set()
+    found: set[str] = ast.literal_eval(output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kronecell; kronecell.ShapeError; dir(kronecell)",
+        "import kronecell.cli.main",
+        "from kronecell.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from kronecell.cli.main import main\ntry: main(['--version'])\nexcept SystemExit: pass",
+        "import kronecell.data.worker",
+        "from kronecell import data; data.find_dataset, data.decode, data.prepare",
+    ],
+)
+def test_torch_is_imported_only_when_something_needs_it(code: str) -> None:
+    assert "torch" not in loaded_by(code)
+
+
+def test_importing_everything_public_needs_no_optional_package() -> None:
+    found = loaded_by("import kronecell, kronecell.cli.main\nfor name in kronecell.__all__: getattr(kronecell, name)")
+    assert "torch" in found and found & OPTIONAL <= {"rich"}  # typer imports rich
 
 
 def test_the_public_names_exist() -> None:
@@ -109,4 +109,15 @@ def test_the_public_names_exist() -> None:
 
     assert sorted(kronecell.__all__, key=str.lower) == sorted(set(kronecell.__all__), key=str.lower)
     for name in kronecell.__all__:
-        assert hasattr(kronecell, name), name
+        assert hasattr(kronecell, name) and name in dir(kronecell), name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = kronecell.nonsense
+
+
+def test_compress_is_a_function_and_a_package_in_either_order_of_imports() -> None:
+    for code in (
+        "import kronecell as kc; f = kc.compress; from kronecell.compress.report import Report",
+        "import kronecell.compress.model, kronecell as kc; f = kc.compress",
+    ):
+        check = "; assert callable(f) and callable(kc.compress) and kc.compress.Report and callable(kc.suggest)"
+        loaded_by(f"{code}{check}; import inspect; assert 'model' in inspect.signature(kc.compress).parameters")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kronecell as kc
-from tests.test_decompose import COMPRESSED, M3, M4, N3, N4
+from tests.formats.fitting_cases import COMPRESSED, M3, M4, N3, N4
 
 QUICK = [
     kc.KCP((8, 10), (6, 6), K=3, CA=2, CB=2),

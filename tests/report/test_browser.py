@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kronecell.report.explore import Server, answer
 from kronecell.report import write_report
+from kronecell.report.explore import Server, answer
 from tests.run_cases import write_mixed, write_study
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from kronecell import KCP, TT, TensorLinear
-from kronecell.training.checkpoint import load_checkpoint, load_tensors, read_facts
 from kronecell.data import Store
 from kronecell.errors import PlanError
-from kronecell.training.run import loaders
-from kronecell.training.classifier import VideoClassifier
 from kronecell.nn.branch_parallel import branch_parallel, share
+from kronecell.training.checkpoint import load_checkpoint, load_tensors, read_facts
+from kronecell.training.classifier import VideoClassifier
 from kronecell.training.loop import Progress, fit, make_optimiser
-from tests.distributed_cases import (
+from kronecell.training.run import loaders
+from tests.training.distributed_cases import (
     DDP,
     branch_parallel_equals_serial,
     launch,

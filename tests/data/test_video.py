@@ -252,9 +252,9 @@ def test_unreadable_file_is_named(tmp_path: Path, video: Path) -> None:
     path.write_bytes(video.read_bytes())
     path.chmod(0)
     code = (
-        "import os, sys\nfrom kronecell import data\n"
+        "import os, sys\nfrom kronecell.data import decode\nfrom kronecell.errors import DataError\n"
         "if os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid(65534)\n    os.setuid(65534)\n"
-        "try:\n    data.decode(sys.argv[1])\nexcept data.video.DataError as error:\n    print(error)\n"
+        "try:\n    decode(sys.argv[1])\nexcept DataError as error:\n    print(error)\n"
     )
     for folder in [tmp_path, *tmp_path.parents][:-1]:  # nobody must be able to reach the file itself
         if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
@@ -292,7 +292,7 @@ def test_decoder_that_hangs_is_ended_and_the_others_go_on(tmp_path: Path, video:
 
     def stop_first_worker() -> None:
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        workers = [int(c) for c in children if b"worker.py" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        workers = [int(c) for c in children if b"kronecell.data.worker" in Path(f"/proc/{c}/cmdline").read_bytes()]
         os.kill(workers[0], 19)
         stopped.append(workers[0])
 
@@ -311,7 +311,7 @@ def test_decoder_that_crashes_costs_its_own_file_only(tmp_path: Path, video: Pat
     answers = run_jobs(jobs, 1, data.Limits(seconds=1e6))
     assert next(answers)[1]["ok"]["frames"] == 30
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    worker = next(int(c) for c in children if b"worker.py" in Path(f"/proc/{c}/cmdline").read_bytes())
+    worker = next(int(c) for c in children if b"kronecell.data.worker" in Path(f"/proc/{c}/cmdline").read_bytes())
     os.kill(worker, 11)
     rest = dict(answers)
     assert "long.avi: crashed its decoder (signal 11)" in rest[1]["error"]

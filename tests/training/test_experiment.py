@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from kronecell.training.checkpoint import load_tensors
 from kronecell.data import Store, open_store
 from kronecell.errors import CheckpointError, KronecellError
-from kronecell.training.run import run
+from kronecell.training.checkpoint import load_tensors
 from kronecell.training.loop import Diverged
+from kronecell.training.run import run
 from tests.training_cases import make_store, store, tiny, toml_file  # noqa: F401
 
 RUN = Path("tiny") / "fold0-seed0"

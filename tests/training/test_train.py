@@ -10,7 +10,6 @@ import torch
 
 from kronecell.data import Store
 from kronecell.errors import KronecellError
-from kronecell.training.run import loaders
 from kronecell.training.classifier import VideoClassifier
 from kronecell.training.loop import (
     Diverged,
@@ -22,6 +21,7 @@ from kronecell.training.loop import (
     fit,
     make_optimiser,
 )
+from kronecell.training.run import loaders
 from tests.training_cases import store, tiny  # noqa: F401
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import kronecell as kc
-from kronecell.paper.tables import SETTINGS, paper_format
-from tests.test_dense_oracle import CASES
+from kronecell.paper.tables import paper_format
+from kronecell.training.paper_settings import SETTINGS
+from tests.formats.oracles import CASES
 
 LABELS = {
     "UCF11": ("TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)"),

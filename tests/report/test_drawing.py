@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import kronecell as kc
 from kronecell.cli.count import EXAMPLES
+from kronecell.plans.network import INPUT
 from kronecell.report.drawing import COLUMN, NODE, draw, step_rows
 from kronecell.report.drawing_layout import RESULT, arrange
-from kronecell.plans.network import INPUT
 from tests.cases import KINDS, formats
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,8 +13,8 @@ import pytest
 
 from kronecell.cli.main import main
 from kronecell.errors import KronecellError
-from kronecell.report.explore import Server, answer, measured
 from kronecell.formats import FORMATS
+from kronecell.report.explore import Server, answer, measured
 
 BASE = {"kind": "kcp", "M": "57600", "N": "256", "m": "8x20x20x18", "n": "4x4x4x4", "K": "4", "CA": "4", "CB": "2"}
 

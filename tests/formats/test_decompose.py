@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-
-M3, N3 = (4, 5, 4), (3, 2, 4)
-M4, N4 = (4, 3, 4, 3), (2, 3, 2, 3)
+from tests.formats.fitting_cases import COMPRESSED, M3, M4, N3, N4
 
 
 def drawn(rows: int, columns: int, seed: int = 0, decay: float = 0.0) -> Tensor:
@@ -53,21 +51,6 @@ def test_full_rank_reproduces_any_matrix(fmt: kc.Format) -> None:
     factors, error = fmt.from_dense(W)
     assert error < 1e-10
     assert torch.linalg.norm(fmt.to_dense(factors) - W) / torch.linalg.norm(W) < 1e-10
-
-
-COMPRESSED = [
-    kc.LowRank(M3, N3, r=5),
-    kc.KT(M3, N3, K=5),
-    kc.TT(M3, N3, r=4),
-    kc.TR(M3, N3, r=2),
-    kc.Tucker(M3, N3, r=4),
-    kc.CP(M3, N3, r=4),
-    kc.BT(M3, N3, r=2, P=2),
-    kc.HT(M3, N3, r=3),
-    kc.KCP(M3, N3, K=3, CA=2, CB=2),
-    kc.KCP(M3, N3, K=3, CA=2, CB=2, tie="all"),
-    kc.KCP(M4, N4, K=2, CA=(1, 2), CB=(2, 1)),
-]
 
 
 @pytest.mark.parametrize("fmt", COMPRESSED, ids=str)

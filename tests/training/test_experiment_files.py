@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from kronecell.errors import KronecellError
-from kronecell.training.run import Experiment, list_experiments, load_experiment, make_experiment, parse_overrides
-from kronecell.paper.tables import SETTINGS, paper_format, paper_params
+from kronecell.formats.paper_counting import paper_params
 from kronecell.paper.printed import TABLES
-from kronecell.training.protocol import deviations
+from kronecell.paper.tables import paper_format
 from kronecell.training.loop import make_optimiser
+from kronecell.training.paper_settings import SETTINGS
+from kronecell.training.protocol import deviations
+from kronecell.training.run import Experiment, list_experiments, load_experiment, make_experiment, parse_overrides
 
 NAMES = list_experiments()
 MISPRINTED = {("UCF11", True, "KCP(4,2,2)")}  # 994 in the paper, 944 in truth
