@@ -7,6 +7,7 @@
 
 constexpr int LANES = KERNEL_WIDTH;  // numbers in a register
 constexpr int PANEL = 2 * LANES;     // columns of a panel: what is computed at once
+constexpr long LINE = 16;            // numbers that come from memory together
 
 #if defined(__aarch64__)
 constexpr int ROWS = 12;  // 24 of 32 registers hold sums

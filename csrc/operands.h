@@ -25,4 +25,9 @@ struct Result {
     long start_row;
 };
 
+// Sizes of a fold (fold_kernel.h).
+struct FoldSizes {
+    long rows, places, depth, columns, shared, inner, others;
+};
+
 }  // namespace kronecell

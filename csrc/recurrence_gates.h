@@ -1,0 +1,36 @@
+// Functions of the gates for a register of numbers; a kernel file, see widths.h. They differ from the exact ones by at most
+// a few units in the last place.
+
+// x, but not beyond the limit; NaN stays NaN.
+INLINE vec at_most(vec x, float limit) {
+    vec most = (vec){0} + limit;
+    ivec over = x > most;
+    return (vec)(((ivec)most & over) | ((ivec)x & ~over));
+}
+
+// exp(x) - 1 = (exp(r) - 1) 2^n + (2^n - 1), with r at most log(2) / 2 in size; `power` gets 2^n, which is 0 below 2^-126
+// and infinite above 2^127. x must lie between -88.5 and 89.
+INLINE vec exp_of_rest(vec x, vec* power) {
+    const float magic = 12582912.0f;  // 1.5 * 2^23: added, it leaves a whole number in the last bits
+    vec shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    *power = (vec)(((ivec)shifted - (0x4B400000 - 127)) << 23);
+    return p * (r * r) + r;
+}
+
+INLINE vec sigmoid(vec x) {
+    vec power, p = exp_of_rest(at_most(-at_most(x, 88.0f), 88.5f), &power);
+    return 1.0f / (1.0f + (p + 1.0f) * power);
+}
+
+INLINE vec tanh_of(vec x) {
+    ivec sign = (ivec)x & INT32_MIN;
+    vec size = at_most((vec)((ivec)x ^ sign), 40.0f), power, p = exp_of_rest(-2.0f * size, &power);
+    vec less = p * power + (power - 1.0f);  // exp(-2 |x|) - 1, exact to the last bits for a small x, too
+    return (vec)((ivec)(-less / (2.0f + less)) ^ sign);
+}

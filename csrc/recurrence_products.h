@@ -1,0 +1,255 @@
+// Products of a few rows with weights that stay the same for many steps; a kernel file, see widths.h.
+//
+// Two forms. `dots` is x W^T for W (n, depth) as it lies: numbers of a row lie together, and nothing is packed. `Columns`
+// is x W for W (depth, columns), packed or as it lies, by the micro-kernel. Each gives the same bits for any number of rows,
+// packed or not.
+
+// Sums over the lanes of four registers.
+INLINE void sum4(const vec* s, float* to, long some) {
+#if defined(__x86_64__)
+#if KERNEL_WIDTH == 16
+    __m512 a = (__m512)s[0], b = (__m512)s[1], c = (__m512)s[2], d = (__m512)s[3];
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif KERNEL_WIDTH == 8
+    __m256 a = (__m256)s[0], b = (__m256)s[1], c = (__m256)s[2], d = (__m256)s[3];
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+#else
+    __m128 a = (__m128)s[0], b = (__m128)s[1], c = (__m128)s[2], d = (__m128)s[3];
+    __m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+    __m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+    __m128 sums = _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x44), _mm_shuffle_ps(ab, cd, 0xee));
+#endif
+    if (some == 4) {
+        _mm_storeu_ps(to, sums);
+        return;
+    }
+    float line[4];
+    _mm_storeu_ps(line, sums);
+#else
+    float line[4];
+    for (int i = 0; i < 4; i++) {
+        line[i] = 0;
+        for (int j = 0; j < LANES; j++) line[i] += s[i][j];
+    }
+#endif
+    for (long i = 0; i < some; i++) to[i] = line[i];
+}
+
+// Some rows of x by 4 rows of w, or `fours` times 4; where fewer are left, the last one is taken again.
+template <int rows, int fours>
+INLINE void dots_block(const float* x, long x_row, const float* w, long w_row, float* to, long to_row, long depth, long some) {
+    const float* lines[4 * fours];
+    vec sums[rows][4 * fours];
+    UNROLL(8)
+    for (int j = 0; j < 4 * fours; j++) lines[j] = w + (j < some ? j : some - 1) * w_row;
+    UNROLL(8)
+    for (int i = 0; i < rows; i++) {
+        UNROLL(8)
+        for (int j = 0; j < 4 * fours; j++) sums[i][j] = (vec){0};
+    }
+    long k = 0;
+    for (; k + LANES <= depth; k += LANES) {
+        vec b[4 * fours];
+        UNROLL(8)
+        for (int j = 0; j < 4 * fours; j++) b[j] = *(const vec*)(lines[j] + k);
+        UNROLL(8)
+        for (int i = 0; i < rows; i++) {
+            const vec a = *(const vec*)(x + i * x_row + k);
+            UNROLL(8)
+            for (int j = 0; j < 4 * fours; j++) sums[i][j] += a * b[j];
+        }
+    }
+    if (k < depth) {
+        UNROLL(8)
+        for (int i = 0; i < rows; i++) {
+            const vec a = load_some(x + i * x_row + k, depth - k);
+            UNROLL(8)
+            for (int j = 0; j < 4 * fours; j++) sums[i][j] += a * load_some(lines[j] + k, depth - k);
+        }
+    }
+    UNROLL(8)
+    for (int i = 0; i < rows; i++) {
+        UNROLL(2)
+        for (int f = 0; f < fours; f++) {
+            const long left = some - 4 * f;
+            if (left > 0) sum4(sums[i] + 4 * f, to + i * to_row + 4 * f, left < 4 ? left : 4);
+        }
+    }
+}
+
+#if KERNEL_WIDTH == 16 || defined(__aarch64__)
+constexpr int DOT_ROWS = 6;  // 24 of 32 registers hold sums
+#else
+constexpr int DOT_ROWS = 2;  // 8 of 16
+#endif
+
+APART void dots_one(const float* x, const float* w, long w_row, float* to, long depth) {
+    dots_block<1, 2>(x, 0, w, w_row, to, 0, depth, 8);
+}
+
+APART void dots_of(const float* x, long x_row, const float* w, long w_row, float* to, long to_row, long depth, long some,
+                   int rows) {
+#define KRONECELL_CASE(n)                                                                                        \
+    case n:                                                                                                      \
+        dots_block<(n <= DOT_ROWS ? n : DOT_ROWS), 1>(x, x_row, w, w_row, to, to_row, depth, some);              \
+        break;
+    switch (rows) {
+        KRONECELL_CASE(1)
+        KRONECELL_CASE(2)
+        KRONECELL_CASE(3)
+        KRONECELL_CASE(4)
+        KRONECELL_CASE(5)
+        KRONECELL_CASE(6)
+    }
+#undef KRONECELL_CASE
+}
+
+// to (rows, n) = x (rows, depth) W^T for W (n, depth).
+APART void dots(const float* x, long x_row, const float* w, long w_row, float* to, long to_row, long rows, long n, long depth) {
+    for (long j = 0; j < n;) {
+        const long some = n - j < 4 ? n - j : 4;
+        if (rows == 1 && n - j >= 8) {
+            dots_one(x, w + j * w_row, w_row, to + j, depth);
+            j += 8;
+            continue;
+        }
+        for (long blocks = (rows + DOT_ROWS - 1) / DOT_ROWS, i = 0; blocks; blocks--) {
+            const long now = (rows - i + blocks - 1) / blocks;  // about as many in each
+            dots_of(x + i * x_row, x_row, w + j * w_row, w_row, to + i * to_row + j, to_row, depth, some, (int)now);
+            i += now;
+        }
+        j += some;
+    }
+}
+
+// W (depth, columns) for the micro-kernel: whole panels packed, or as they lie; the rest of the columns is always packed.
+struct Columns {
+    Panel body, tail;
+    long depth, columns;
+};
+
+long columns_memory(long depth, long columns, bool pack) { return packed_size(depth, pack ? columns : columns % PANEL); }
+
+// A register's width of numbers from each of as many rows, transposed: number i of to[k] is from[i * row + k].
+INLINE void transpose_registers(const float* from, long row, float* to) {
+#if defined(__x86_64__) && KERNEL_WIDTH == 16
+    __m512 a[16], b[16];
+    UNROLL(16)
+    for (int i = 0; i < 4; i++) {
+        UNROLL(4)
+        for (int q = 0; q < 4; q++) {  // quarter q of register 4 * 0 + i: rows i, i + 4, i + 8, i + 12, columns 4 q
+            const float* at = from + i * row + 4 * q;
+            __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(at));
+            v = _mm512_insertf32x4(v, _mm_loadu_ps(at + 4 * row), 1);
+            v = _mm512_insertf32x4(v, _mm_loadu_ps(at + 8 * row), 2);
+            a[4 * q + i] = _mm512_insertf32x4(v, _mm_loadu_ps(at + 12 * row), 3);
+        }
+    }
+    UNROLL(4)
+    for (int q = 0; q < 4; q++) {  // in each quarter, four by four numbers are transposed
+        __m512 *v = a + 4 * q, *t = b + 4 * q;
+        __m512 ab = _mm512_unpacklo_ps(v[0], v[1]), cd = _mm512_unpacklo_ps(v[2], v[3]);
+        __m512 ef = _mm512_unpackhi_ps(v[0], v[1]), gh = _mm512_unpackhi_ps(v[2], v[3]);
+        t[0] = _mm512_shuffle_ps(ab, cd, 0x44), t[1] = _mm512_shuffle_ps(ab, cd, 0xee);
+        t[2] = _mm512_shuffle_ps(ef, gh, 0x44), t[3] = _mm512_shuffle_ps(ef, gh, 0xee);
+    }
+    UNROLL(16)
+    for (int k = 0; k < 16; k++) _mm512_storeu_ps(to + k * PANEL, b[k]);
+#else
+    for (int k = 0; k < LANES; k += 4)
+        for (int i = 0; i < LANES; i += 4) transpose4(from + i * row + k, row, to + k * PANEL + i, PANEL);
+#endif
+}
+
+// U (n, depth) as panels of its transpose.
+APART void pack_transposed(const float* w, long w_row, float* packed, long n, long depth) {
+    for (long c = 0; c < n; c += PANEL, w += PANEL * w_row, packed += PANEL * depth) {
+        if (n - c < PANEL) {
+            pack_panels(w, 1, w_row, packed, depth, n - c);
+            break;
+        }
+        for (int v = 0; v < PANEL; v += LANES) {
+            long k = 0;
+            for (; k + LANES <= depth; k += LANES) transpose_registers(w + v * w_row + k, w_row, packed + k * PANEL + v);
+            for (; k < depth; k++)
+                for (int i = 0; i < LANES; i++) packed[k * PANEL + v + i] = w[(v + i) * w_row + k];
+        }
+    }
+}
+
+INLINE Columns packed_columns(const float* memory, long depth, long columns) {
+    const long whole = columns / PANEL * PANEL;
+    return Columns{Panel{memory, PANEL, PANEL * depth}, packed_panel(memory, whole, depth, columns), depth, columns};
+}
+
+// Of U (columns, depth), transposed, which must be packed.
+APART Columns columns_of_transposed(const float* w, long depth, long columns, float* memory) {
+    pack_transposed(w, depth, memory, columns, depth);
+    return packed_columns(memory, depth, columns);
+}
+
+// Of W (depth, columns).
+APART Columns columns_of(const float* w, long w_row, long depth, long columns, bool pack, float* memory) {
+    if (pack) {
+        pack_panels(w, w_row, 1, memory, depth, columns);
+        return packed_columns(memory, depth, columns);
+    }
+    const long whole = columns / PANEL * PANEL;
+    if (whole < columns) pack_panels(w + whole, w_row, 1, memory, depth, columns - whole);
+    return Columns{Panel{w, w_row, PANEL}, packed_panel(memory, 0, depth, columns - whole), depth, columns};
+}
+
+// A few rows leave registers for several panels, and the multipliers are busy only with many sums at once.
+APART void some_panels(const Operand& x, const Panel& w, const Result& result, long depth, int rows) {
+    switch (rows) {
+        case 1:
+            block<1, 8>(x, w, result, 8 * LANES, depth);
+            break;
+        case 2:
+            block<2, (LANES == 16 ? 8 : 4)>(x, w, result, 8 * LANES, depth);
+            break;
+        case 3:
+            block<3, 4>(x, w, result, 4 * LANES, depth);
+            break;
+    }
+}
+
+INLINE int panels_together(long rows) {
+    if (rows == 1) return 4;
+    if (rows == 2) return LANES == 16 ? 4 : 2;
+    return rows == 3 && LANES == 16 ? 2 : 1;
+}
+
+// to (rows, columns) = x (rows, depth) W, or added to it.
+APART void multiply_columns(const float* x, long x_row, const Columns& w, float* to, long to_row, long rows, bool add) {
+    const int together = panels_together(rows);
+    const long whole = w.columns / PANEL * PANEL;
+    for (long s = 0; s < w.depth; s += DEPTH) {
+        const long deep = w.depth - s < DEPTH ? w.depth - s : DEPTH;
+        const bool from = add || s;
+        const Operand operand{x + s, x_row, 1};
+        Panel panel{w.body.at + s * w.body.next, w.body.next, w.body.apart};
+        long c = 0;
+        for (; c < whole;) {
+            const Result result{to + c, to_row, from ? to + c : nullptr, to_row};
+            const int now = together > 1 && c + together * PANEL <= whole ? together : 1;
+            if (now > 1)
+                some_panels(operand, panel, result, deep, (int)rows);
+            else
+                multiply_panel(operand, panel, result, rows, PANEL, deep);
+            c += now * PANEL, panel.at += now * panel.apart;
+        }
+        if (c < w.columns)
+            multiply_panel(operand, Panel{w.tail.at + s * w.tail.next, w.tail.next, 0}, Result{to + c, to_row, from ? to + c : nullptr, to_row},
+                           rows, w.columns - c, deep);
+    }
+    if (!w.depth && !add)
+        for (long i = 0; i < rows; i++) memset(to + i * to_row, 0, sizeof(float) * w.columns);
+}
