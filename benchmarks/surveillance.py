@@ -24,6 +24,7 @@ from kronecell.training.environment import environment
 from kronecell.training.run import load_experiment, run, run_folder
 
 FORMATS = ("ori", "tt", "bt", "tr", "ht", "kcp")
+PROTOCOL = {"folds": 5, "fold_method": "group", "fold_seed": 0}  # whatever folds the store has
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -57,20 +58,20 @@ def main() -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     names = arguments.formats.split(",")
-    first = load_experiment(f"surveillance-{names[0]}")
+    first = load_experiment(f"surveillance-{names[0]}", PROTOCOL)
     store = find_store(arguments.data, arguments.out, first.width, first.height)
     for seed in range(max(arguments.seeds, arguments.dense_seeds)):
         for name in names:
             if seed >= (arguments.dense_seeds if name == "ori" else arguments.seeds):
                 continue
             for fold in range(first.folds):
-                result = run(load_experiment(f"surveillance-{name}"), store, arguments.out, fold, seed, show=False)
+                result = run(load_experiment(f"surveillance-{name}", PROTOCOL), store, arguments.out, fold, seed, show=False)
                 print(f"{name} fold {fold} seed {seed}: {result['top1_last']:.1%}", file=sys.stderr, flush=True)
 
 
 def summarise(name: str, out: Path) -> dict[str, Any] | None:
     """Mean over folds and seeds; spread over seeds (of the 5-fold mean) and over folds (of all runs)."""
-    experiment = load_experiment(f"surveillance-{name}")
+    experiment = load_experiment(f"surveillance-{name}", PROTOCOL)
     runs: dict[int, list[dict[str, Any]]] = {}
     for seed in range(100):
         paths = [run_folder(out, experiment, fold, seed) / "result.json" for fold in range(experiment.folds)]
@@ -103,8 +104,8 @@ def summarise(name: str, out: Path) -> dict[str, Any] | None:
 
 
 def protocol() -> str:
-    e = load_experiment("surveillance-kcp")
-    dense = load_experiment("surveillance-ori")
+    e = load_experiment("surveillance-kcp", PROTOCOL)
+    dense = load_experiment("surveillance-ori", PROTOCOL)
     return (
         f"300 real clips of 2 s, 150 fight and 150 noFight; every clip its own group; {e.folds} folds. "
         f"Frames {e.width} x {e.height}, {e.frames} a clip, hidden {e.hidden}, weights shared by the gates, "

@@ -5,9 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kronecell"
 OPTIONAL = {"av", "matplotlib", "onnx", "onnxruntime", "onnxscript", "rich", "tensorboard", "psutil", "scipy"}
@@ -121,3 +127,18 @@ def test_compress_is_a_function_and_a_package_in_either_order_of_imports() -> No
     ):
         check = "; assert callable(f) and callable(kc.compress) and kc.compress.Report and callable(kc.suggest)"
         loaded_by(f"{code}{check}; import inspect; assert 'model' in inspect.signature(kc.compress).parameters")
+
+
+def test_every_file_that_is_no_module_is_package_data_and_every_pattern_finds_one() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["kronecell"]
+    ignored = {".py", ".pyc", ".so"}  # libraries are built by the installation
+    files = [p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*") if p.is_file() and p.suffix not in ignored]
+    assert [f for f in files if not any(fnmatch(f, pattern) for pattern in patterns)] == []
+    data = [pattern for pattern in patterns if not pattern.endswith(".so")]
+    assert [pattern for pattern in data if not any(fnmatch(f, pattern) for f in files)] == []
+
+
+def test_modules_import_on_systems_without_posix_locks() -> None:
+    modules = "kronecell.data.cache, kronecell.training.run, kronecell.cli.main, kronecell.deploy.atomic"
+    loaded_by(f"sys.modules['fcntl'] = None; import {modules}")

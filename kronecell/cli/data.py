@@ -18,8 +18,8 @@ LAYOUT = typer.Option("auto", help="auto, ucf11, ucf50 (also UCF101), ycf or fol
 MANIFEST = typer.Option(None, help="Where to write the manifest; default NAME-manifest.json here.")
 WORKERS = typer.Option(None, min=1, help="Decoding processes; the default is one per core.")
 TIME_LIMIT = typer.Option(120.0, min=0.1, help="Seconds one file may take.")
-FOLDS = typer.Option(5, min=2, help="Folds for cross validation.")
-FOLD_SEED = typer.Option(0, help="Seed of the folds.")
+FOLDS = typer.Option(5, min=2, help="Folds for cross validation; training uses them.")
+FOLD_SEED = typer.Option(0, min=0, help="Seed of the folds.")
 FOLD_METHOD = typer.Option("group", help="group: no group in two folds. random: as the paper seems to do.")
 AS_JSON = typer.Option(False, "--json", help="One JSON document on stdout, nothing else.")
 

@@ -106,6 +106,8 @@ def _experiment(label: str, quick: bool, seconds: float) -> Any:
         "width": SIZE[0],
         "height": SIZE[1],
         "shared": not dense,
+        "folds": 5,
+        "fold_method": "group",
         "epochs": EPOCHS,
         "max_seconds": float(seconds),
         "schedule": "cosine",

@@ -59,12 +59,14 @@ def sweep(
 
     Example: kronecell sweep 'ucf11-kcp*' --data ucf11-store --seeds 0,1,2 --jobs 2
     """
-    from kronecell.training.run import list_experiments, load_experiment, parse_overrides
+    from kronecell.data import open_store
+    from kronecell.training.experiment import list_experiments, load_experiment, parse_overrides
+    from kronecell.training.splits import settle_folds
 
     settings = parse_overrides(overrides or [])
     names = [pattern] if Path(pattern).is_file() else list_experiments(pattern)
     if not names:
-        raise KronecellError(f"no experiment matches {pattern!r}; there are {', '.join(list_experiments()[:6])}, ...")
+        raise KronecellError(f"no experiment matches {pattern!r}; kronecell train --list shows them")
     if epochs is not None:
         settings["epochs"] = epochs
     chosen = {name: load_experiment(name, settings) for name in names}  # all are checked before one starts
@@ -76,9 +78,11 @@ def sweep(
         sizes = {(e.width, e.height) for e in chosen.values()}
         if len(sizes) == 1:
             source = find_store(data, out, *sizes.pop(), show=not as_json).root
+    store = open_store(source) if (source / "manifest.json").is_file() else None
     queue = []
     for name, e in chosen.items():
-        for fold, seed in itertools.product(_numbers(folds, e.folds, "folds"), _numbers(seeds, None, "seeds")):
+        count = settle_folds(e, store).folds
+        for fold, seed in itertools.product(_numbers(folds, count, "folds"), _numbers(seeds, None, "seeds")):
             where = ["--data", str(source), "--out", str(out), "--fold", str(fold), "--seed", str(seed)]
             command = [sys.executable, "-m", "kronecell", "train", name, *where, *extra]
             queue.append(Job(e.name, fold, seed, [*command, "--threads", str(share), "--json"]))

@@ -14,8 +14,18 @@ SET = typer.Option(None, "--set", help="A setting over those of the experiment f
 OUT = typer.Option(Path("runs"), help="Where run directories are made.")
 
 
+def _list(wanted: bool) -> None:
+    if wanted:
+        from kronecell.training.experiment import list_experiments
+
+        typer.echo("\n".join(list_experiments()))
+        raise typer.Exit
+
+
 def train(
-    experiment: Annotated[str, typer.Argument(help="A name in the experiments folder, or the path of a TOML file.")],
+    experiment: Annotated[
+        str, typer.Argument(help="The name of a packaged experiment (see --list), or the path of a TOML file.")
+    ],
     data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
     fold: Annotated[int, typer.Option(help="The fold to validate on, from 0.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, batches and dropout.")] = 0,
@@ -25,6 +35,7 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its own choice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON document on stdout.")] = False,
+    names: Annotated[bool, typer.Option("--list", callback=_list, is_eager=True, help="List the experiments.")] = False,
 ) -> None:
     """Train one experiment on one fold; run it again to continue what was interrupted.
 

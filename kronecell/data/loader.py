@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,22 +94,11 @@ class Loader:
         """Steps per epoch, the same on every rank."""
         return -(-len(self.indices) // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start epoch ``epoch`` at its first batch."""
-        self.epoch, self.step = epoch, 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the next batch comes from; valid for any world size."""
-        return {"epoch": self.epoch, "step": self.step, "seed": self.seed, "batch_size": self.batch_size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict()``: the next iteration yields the batch that would have come next."""
-        for name in ("seed", "batch_size"):
-            if state[name] != getattr(self, name):
-                raise DataError(
-                    f"cannot resume: saved with {name} {state[name]}, this loader has {getattr(self, name)}"
-                )
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+    def set_epoch(self, epoch: int, step: int = 0) -> None:
+        """Start epoch ``epoch`` at batch ``step``: 0, or the ``step`` that an interrupted run had reached."""
+        if not 0 <= step <= len(self):
+            raise DataError(f"step must be 0 to {len(self)}, got {step}")
+        self.epoch, self.step = epoch, step
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of this epoch. When it ends, ``step`` is back at 0; ``set_epoch`` chooses the next."""
@@ -171,7 +159,7 @@ class Loader:
         raise DataError(f"{self.store.root}: not one clip can be read; first: {next(iter(self.replaced.values()))}")
 
     def _candidates(self, wanted: int) -> Iterator[int]:
-        """The wanted clip, then its replacements: later ones of its class, then others. The same on every rank."""
+        """The wanted clip, then its replacements: later ones of its class, then any other. The same on every rank."""
         if wanted not in self._bad:
             yield wanted
         start = int(np.flatnonzero(self.indices == wanted)[0])

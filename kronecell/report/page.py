@@ -45,8 +45,8 @@ def write_report(
 
 
 def asset(name: str) -> str:
-    """A file of kronecell/assets."""
-    return (resources.files("kronecell") / "assets" / name).read_text(encoding="utf-8")
+    """A file of report/assets."""
+    return (resources.files("kronecell.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def embed(value: Any) -> str:

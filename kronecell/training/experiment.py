@@ -1,8 +1,9 @@
 """An experiment as data: one flat table of settings, in a TOML file that holds only what differs from the defaults.
 
-    experiments/defaults.toml    settings of all experiments, then one table per data set
+    experiments/defaults.toml    settings of all packaged experiments, then one table per data set
     experiments/NAME.toml        what makes this experiment; `dataset` names the table it takes
 
+The folder is part of the package, so that an installed kronecell finds its experiments anywhere.
 Strength, from weak to strong: this class, defaults.toml, its table for the data set, the file, `--set key=value`.
 """
 
@@ -54,9 +55,9 @@ class Experiment:
     dropout: float = 0.0
     order: str = "auto"
     flip: bool = False
-    folds: int = 5
-    fold_method: str = "group"
-    fold_seed: int = 0
+    folds: int = 0  # 0: as many as the store has
+    fold_method: str = "store"  # group, random, or store: as the store's were made
+    fold_seed: int = -1  # negative: that of the store
     batch_size: int = 16
     epochs: int = 400
     learning_rate: float = 1e-3
@@ -75,14 +76,14 @@ class Experiment:
         for name in ("hidden", "width", "height", "frames", "segments", "batch_size"):
             if getattr(self, name) < 1:
                 raise KronecellError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.folds < 2 or self.workers < 0 or self.classes < 0 or self.classes == 1:
+        if self.folds < 0 or self.folds == 1 or self.workers < 0 or self.classes < 0 or self.classes == 1:
             raise KronecellError(
-                f"folds must be at least 2, workers at least 0, classes 0 or at least 2; "
+                f"folds must be 0 or at least 2, workers at least 0, classes 0 or at least 2; "
                 f"got {self.folds}, {self.workers}, {self.classes}"
             )
         if not 0 <= self.dropout < 1:
             raise KronecellError(f"dropout must be from 0 to below 1, got {self.dropout}")
-        choices = {"cell": (*CELLS,), "normalise": NORMALISATIONS, "fold_method": ("group", "random")}
+        choices = {"cell": (*CELLS,), "normalise": NORMALISATIONS, "fold_method": ("store", "group", "random")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise KronecellError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -140,7 +141,7 @@ KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Experiment)}
 
 
 def load_experiment(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment in a file, given by its path or by its name in the experiments folder."""
+    """The experiment in a file, given by its path, or a packaged one, given by its name."""
     path = find_experiment(name)
     settings: dict[str, Any] = {}
     own = read_toml(path)
@@ -174,11 +175,13 @@ def find_experiment(name: str) -> Path:
         if path.is_file():
             return path
     close = _similar(name, list_experiments())
-    raise KronecellError(f"no experiment {name!r}: neither a file nor a name in {FOLDER}{close}")
+    raise KronecellError(
+        f"no experiment {name!r}: neither a file nor a packaged experiment{close}; kronecell train --list shows them"
+    )
 
 
 def list_experiments(pattern: str = "*") -> list[str]:
-    """Names in the experiments folder that match a shell pattern."""
+    """Names of packaged experiments that match a shell pattern."""
     names = sorted(path.stem for path in FOLDER.glob("*.toml") if path.name != DEFAULTS)
     return [name for name in names if fnmatch.fnmatch(name, pattern)]
 

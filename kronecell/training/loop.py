@@ -135,8 +135,7 @@ def fit(
     replica = world.wrap(model)
     saved_at = time.monotonic()
     while progress.epoch < settings.epochs and not _finished(progress, settings):
-        train.set_epoch(progress.epoch)
-        train.step = progress.step
+        train.set_epoch(progress.epoch, progress.step)
         started = time.monotonic()
         for batch in train if progress.step < len(train) and not _out_of_time(progress, settings) else ():
             sums = _train_step(replica, optimiser, batch, progress, settings, world, len(train), should_stop())

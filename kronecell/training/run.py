@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kronecell.data import Loader, Store, make_folds
+from kronecell.data import Loader, Store
 from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries, write_atomically
 from kronecell.errors import CheckpointError, DataError, KronecellError
 from kronecell.training.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
@@ -39,6 +39,7 @@ from kronecell.training.experiment import (
 )
 from kronecell.training.loop import Diverged, Interrupted, Progress, Watch, average_over, fit, make_optimiser
 from kronecell.training.protocol import deviations
+from kronecell.training.splits import loaders, settle_folds
 
 __all__ = [
     "Experiment",
@@ -72,9 +73,10 @@ def run(
     SIGTERM and SIGINT save a checkpoint and raise Interrupted. `notes` are added to the deviations in the result.
     """
     world = world or World()
+    experiment = settle_folds(experiment, store)  # so that the run directory says which folds it used
     folder = run_folder(Path(out), experiment, fold, seed)
     finished = _finished_result(folder, experiment, store)
-    world.wait()  # nobody may write before everybody has looked
+    world.wait()  # every process reads before one of them writes
     if finished is not None:
         return finished
     with _lock(folder, world):
@@ -149,28 +151,6 @@ def _train(
     _status(folder, world, "finished", "", progress.epoch, experiment.epochs)
     world.wait()
     return result
-
-
-def loaders(
-    experiment: Experiment, store: Store, fold: int, seed: int, world: World | None = None
-) -> tuple[Loader, Loader]:
-    """Training on all folds but one, validation on that one."""
-    world = world or World()
-    if not 0 <= fold < experiment.folds:
-        raise KronecellError(f"fold must be 0 to {experiment.folds - 1}, got {fold}")
-    if (store.width, store.height) != (experiment.width, experiment.height):
-        raise DataError(
-            f"{store.root}: has frames of {store.width} x {store.height}, the experiment needs "
-            f"{experiment.width} x {experiment.height}; prepare it with these sizes"
-        )
-    folds = make_folds(store.clips, experiment.folds, experiment.fold_seed, experiment.fold_method)
-    inside = [i for i, f in enumerate(folds) if f != fold]
-    outside = [i for i, f in enumerate(folds) if f == fold]
-    common = {"seed": seed, "rank": world.rank, "world_size": world.size, "frames": experiment.frames}
-    common |= {"workers": experiment.workers, "segments": experiment.segments}
-    train = Loader(store, inside, experiment.batch_size, flip=experiment.flip, **common)  # type: ignore[arg-type]
-    videos = world.size * max(1, experiment.batch_size // (experiment.segments * world.size))
-    return train, Loader(store, outside, videos, train=False, **common)  # type: ignore[arg-type]
 
 
 def _classes(experiment: Experiment, store: Store) -> int:

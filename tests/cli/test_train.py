@@ -140,3 +140,15 @@ def test_no_module_of_training_pickles() -> None:
 
 def test_the_tiny_experiment_is_what_the_tests_say() -> None:
     assert tiny().input_size == 2304
+
+
+def test_packaged_experiments_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(capsys, "train", "--list")
+    assert code == 0 and "ucf11-kcp442" in out.split() and "defaults" not in out.split()
+    code, _, err = call(capsys, "train", "ucf11-kcp442", "--data", "no-such-store")
+    assert code == 2 and "no data at no-such-store" in err
+    code, _, err = call(capsys, "train", "ucf11-kcp444x", "--data", "no-such-store")
+    assert code == 2 and "kronecell train --list" in err and "did you mean 'ucf11-kcp444'" in err

@@ -19,7 +19,7 @@ from kronecell.nn.branch_parallel import BranchParallel, branch_parallel
 from kronecell.training.checkpoint import save_checkpoint
 from kronecell.training.distributed import World
 from kronecell.training.loop import Interrupted, Progress, fit, make_optimiser
-from kronecell.training.run import loaders
+from kronecell.training.splits import loaders
 from tests.training_cases import tiny
 
 DDP = {"dropout": 0.0, "epochs": 7, "checkpoint_seconds": 3600.0}  # 3 steps an epoch

@@ -17,7 +17,7 @@ from kronecell.nn.branch_parallel import branch_parallel, share
 from kronecell.training.checkpoint import load_checkpoint, load_tensors, read_facts
 from kronecell.training.classifier import VideoClassifier
 from kronecell.training.loop import Progress, fit, make_optimiser
-from kronecell.training.run import loaders
+from kronecell.training.splits import loaders
 from tests.training.distributed_cases import (
     DDP,
     branch_parallel_equals_serial,

@@ -38,7 +38,7 @@ def test_every_row_of_the_six_tables_has_a_file_with_the_papers_settings(row: ob
     setting, dense = SETTINGS[row.dataset], row.format == "Ori"
     assert (e.dataset, e.paper, e.cell) == (row.dataset, row.format, "lstm")
     assert (e.hidden, e.classes, e.epochs) == (setting.hidden, setting.classes, setting.epochs)
-    assert (e.width, e.height, e.frames, e.segments, e.folds) == (160, 120, 6, 10, 5)
+    assert (e.width, e.height, e.frames, e.segments) == (160, 120, 6, 10)
     assert e.learning_rate == 1e-3 and e.clip_norm == 0 and e.dropout == 0 and e.schedule == "constant"
     assert e.weight_decay == (0.0 if dense or row.dataset == "UCF11" else 0.01)
     assert e.flip == (row.dataset == "UCF50")
@@ -153,4 +153,4 @@ def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> 
 
 def test_the_defaults_of_the_class_are_the_papers() -> None:
     e = Experiment()
-    assert (e.epochs, e.learning_rate, e.folds, e.frames, e.segments) == (400, 1e-3, 5, 6, 10)
+    assert (e.epochs, e.learning_rate, e.frames, e.segments) == (400, 1e-3, 6, 10)

@@ -21,7 +21,7 @@ from kronecell.training.loop import (
     fit,
     make_optimiser,
 )
-from kronecell.training.run import loaders
+from kronecell.training.splits import loaders
 from tests.training_cases import store, tiny  # noqa: F401
 
 

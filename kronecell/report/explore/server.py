@@ -67,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         if address.path in FILES:
             name, kind = FILES[address.path]
-            self._send((resources.files("kronecell") / "assets" / name).read_bytes(), kind)
+            self._send((resources.files("kronecell.report") / "assets" / name).read_bytes(), kind)
         elif address.path == "/api/formats":
             self._json({kind: cls.equation for kind, cls in FORMATS.items()})
         elif address.path in ("/api/explore", "/api/measure"):

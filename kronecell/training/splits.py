@@ -1,0 +1,54 @@
+"""Which clips a run trains on and which it validates on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kronecell.data import Loader, Store, make_folds
+from kronecell.errors import DataError, KronecellError
+from kronecell.training.distributed import World
+from kronecell.training.experiment import Experiment
+
+FOLDS = {"k": 5, "seed": 0, "method": "group"}  # for a store without folds; `kronecell data prepare` makes the same
+
+
+def settle_folds(experiment: Experiment, store: Store | None) -> Experiment:
+    """The experiment with number, seed and method of its folds; those it leaves open are the store's, if there is one."""
+    stored = (store.manifest["folds"] if store else None) or FOLDS
+    return replace(
+        experiment,
+        folds=experiment.folds or stored["k"],
+        fold_seed=experiment.fold_seed if experiment.fold_seed >= 0 else stored["seed"],
+        fold_method=experiment.fold_method if experiment.fold_method != "store" else stored["method"],
+    )
+
+
+def fold_of_each_clip(experiment: Experiment, store: Store) -> tuple[int, ...]:
+    """The store's own folds where the experiment agrees with them, otherwise those the experiment describes."""
+    e, stored = settle_folds(experiment, store), store.manifest["folds"]
+    if stored is not None and (e.folds, e.fold_seed, e.fold_method) == (stored["k"], stored["seed"], stored["method"]):
+        return store.folds
+    return make_folds(store.clips, e.folds, e.fold_seed, e.fold_method)
+
+
+def loaders(
+    experiment: Experiment, store: Store, fold: int, seed: int, world: World | None = None
+) -> tuple[Loader, Loader]:
+    """Training on all folds but one, validation on that one."""
+    world = world or World()
+    count = settle_folds(experiment, store).folds
+    if not 0 <= fold < count:
+        raise KronecellError(f"fold must be 0 to {count - 1}, got {fold}")
+    if (store.width, store.height) != (experiment.width, experiment.height):
+        raise DataError(
+            f"{store.root}: has frames of {store.width} x {store.height}, the experiment needs "
+            f"{experiment.width} x {experiment.height}; prepare it with these sizes"
+        )
+    folds = fold_of_each_clip(experiment, store)
+    inside = [i for i, f in enumerate(folds) if f != fold]
+    outside = [i for i, f in enumerate(folds) if f == fold]
+    common = {"seed": seed, "rank": world.rank, "world_size": world.size, "frames": experiment.frames}
+    common |= {"workers": experiment.workers, "segments": experiment.segments}
+    train = Loader(store, inside, experiment.batch_size, flip=experiment.flip, **common)  # type: ignore[arg-type]
+    videos = world.size * max(1, experiment.batch_size // (experiment.segments * world.size))
+    return train, Loader(store, outside, videos, train=False, **common)  # type: ignore[arg-type]
