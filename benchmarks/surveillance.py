@@ -65,7 +65,8 @@ def train(arguments: argparse.Namespace) -> None:
             if seed >= (arguments.dense_seeds if name == "ori" else arguments.seeds):
                 continue
             for fold in range(first.folds):
-                result = run(load_experiment(f"surveillance-{name}", PROTOCOL), store, arguments.out, fold, seed, show=False)
+                experiment = load_experiment(f"surveillance-{name}", PROTOCOL)
+                result = run(experiment, store, arguments.out, fold, seed, show=False)
                 print(f"{name} fold {fold} seed {seed}: {result['top1_last']:.1%}", file=sys.stderr, flush=True)
 
 

@@ -24,7 +24,7 @@ def _list(wanted: bool) -> None:
 
 def train(
     experiment: Annotated[
-        str, typer.Argument(help="The name of a packaged experiment (see --list), or the path of a TOML file.")
+        str, typer.Argument(help="A packaged experiment (see --list), or the path of a TOML file.")
     ],
     data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
     fold: Annotated[int, typer.Option(help="The fold to validate on, from 0.")] = 0,

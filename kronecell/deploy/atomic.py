@@ -6,6 +6,7 @@ Nothing here imports torch: the processes that decode videos write through this 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def exclusive(path: Path) -> Iterator[None]:
         raise WriteError(f"cannot write {printable(path)}: {error.strerror or error}") from None
     with file:
         try:
-            if os.name == "nt":
+            if sys.platform == "win32":
                 import msvcrt
 
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
@@ -71,9 +72,9 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
+    if sys.platform == "win32" and path.is_dir():
         return  # Windows cannot open a folder to sync it
-    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kronecell.data import Loader, Store, make_folds
 from kronecell.errors import DataError, KronecellError
 from kronecell.training.distributed import World
 from kronecell.training.experiment import Experiment
 
-FOLDS = {"k": 5, "seed": 0, "method": "group"}  # for a store without folds; `kronecell data prepare` makes the same
+FOLDS: dict[str, Any] = {"k": 5, "seed": 0, "method": "group"}  # for a store without folds; `kronecell data prepare` makes the same
 
 
 def settle_folds(experiment: Experiment, store: Store | None) -> Experiment:
-    """The experiment with number, seed and method of its folds; those it leaves open are the store's, if there is one."""
+    """The experiment with number, seed and method of its folds; where it leaves them open, the store's."""
     stored = (store.manifest["folds"] if store else None) or FOLDS
     return replace(
         experiment,
