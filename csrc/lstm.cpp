@@ -32,13 +32,11 @@ static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTe
     if (!all_float("lstm", {&gates, &h, &c}, hidden, {&project}))
         return dispatch<LstmResult>("kronecell_reference::lstm", "", gates, hidden, h, c, project, batch_sizes, reverse, keep);
     const Layout layout("lstm", gates, batch, batch_sizes, reverse);
-    check_shape(by_rows_or_self(gates), {-1, 4 * size}, "lstm", "gates");
     hidden = made_contiguous(hidden), project = made_contiguous(project);
     const Hidden u = check_hidden("lstm", hidden, 4, size, width);
-    if (gates.stride(gates.dim() - 1) != 1) gates = torch::stable::contiguous(gates);
+    gates = gates_read("lstm", gates, u);
 
-    const Tensor output = new_floats(gates, rows_by(gates, width));
-    const Tensor h_n = torch::stable::clone(made_contiguous(h)), c_n = torch::stable::clone(made_contiguous(c));
+    const Tensor output = new_floats(gates, rows_by(gates, width)), h_n = copy_of(h), c_n = copy_of(c);
     const Tensor active = new_floats(gates, keep ? rows_by(gates, 4 * size) : std::vector<int64_t>{0});
     const Tensor cells = new_floats(gates, keep ? rows_by(gates, size) : std::vector<int64_t>{0});
     const LstmForward to{floats_or_null(project), floats_of(output), floats_of(h_n), floats_of(c_n),
@@ -47,15 +45,78 @@ static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTe
     const Gates from = gates_of(gates, layout, offsets);
     const bool pack = pays_to_pack(u, layout, false);
     const Buffer packed(CALL(hidden_memory, u, pack, false));
-    const auto run = [&](auto prepared, auto prepare, auto memory_of, auto step) {
-        prepare(&prepared, u, pack, false, packed.get());
-        for_parts(layout, u, [&](long first, long some) {
-            const Buffer memory(memory_of(u, some));
-            step(prepared, from, layout.steps, to, first, some, memory.get());
-        });
-    };
-    (void)run;
+    Prepared prepared;
+    CALL(hidden_prepare, &prepared, u, pack, false, packed.get());
+    for_parts(layout, u, [&](long first, long some) {
+        const Buffer memory(CALL(lstm_memory, u, some));
+        CALL(lstm_run, prepared, from, layout.steps, to, first, some, memory.get());
+    });
     return {output, h_n, c_n, active, cells};
+}
+
+static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTensor d_c, MaybeTensor d_active,
+                                   MaybeTensor d_cells, Tensors hidden, Tensor h, Tensor c, MaybeTensor project,
+                                   MaybeTensor batch_sizes, bool reverse, Tensor output, Tensor active, Tensor cells,
+                                   bool weights) {
+    const char* op = "lstm_backward";
+    check_states(op, h, c, project);
+    const long size = c.size(1), width = h.size(1), batch = h.size(0);
+    const bool all = all_float(op, {&h, &c, &output, &active, &cells}, hidden,
+                               {&d_output, &d_h, &d_c, &d_active, &d_cells, &project});
+    if (!all || d_active || d_cells)  // the last two come from gradients of gradients
+        return dispatch<LstmGradients>("kronecell_reference::lstm_backward", "", d_output, d_h, d_c, d_active, d_cells, hidden, h,
+                                       c, project, batch_sizes, reverse, output, active, cells, weights);
+    const Layout layout(op, active, batch, batch_sizes, reverse);
+    hidden = made_contiguous(hidden), project = made_contiguous(project), d_output = made_contiguous(d_output);
+    output = made_contiguous(output), active = made_contiguous(active), cells = made_contiguous(cells);
+    h = made_contiguous(h), c = made_contiguous(c);
+    const Hidden u = check_hidden(op, hidden, 4, size, width);
+    check_rows(op, "active", active, active, 4 * size), check_rows(op, "cells", cells, active, size);
+    check_rows(op, "output", output, active, width);
+    if (d_output) check_rows(op, "d_output", *d_output, active, width);
+    if (d_h) check_shape(*d_h, {batch, width}, op, "d_h_n");
+    if (d_c) check_shape(*d_c, {batch, size}, op, "d_c_n");
+
+    const Tensor d_gates = new_floats(active, rows_by(active, 4 * size)), dh = copy_or_zeros(d_h, h), dc = copy_or_zeros(d_c, c);
+    const Tensor ups = new_floats(h, {project ? layout.total : 0, width});
+    const LstmBackward to{floats_or_null(d_output), floats(active), floats(cells), floats(c), floats_of(d_gates),
+                          floats_of(dh), floats_of(dc), floats_of(ups)};
+    const bool pack = pays_to_pack(u, layout, true);
+    const Buffer packed(CALL(hidden_memory, u, pack, true)), packed_project(project ? CALL(columns_memory, width, size, pack) : 0);
+    Prepared prepared;
+    CALL(hidden_prepare, &prepared, u, pack, true, packed.get());
+    Columns columns{};
+    if (project) columns = CALL(columns_of, floats(*project), size, width, size, pack, packed_project.get());
+    for_parts(layout, u, [&](long first, long some) {
+        const Buffer memory(CALL(lstm_memory, u, some));
+        CALL(lstm_run_back, prepared, project ? &columns : nullptr, layout.steps, to, first, some, memory.get());
+    });
+    Tensor d_project = new_floats(h, {0});
+    Tensors d_hidden;
+    if (weights) {
+        const Tensor sums = by_rows(d_gates, layout.total, 4 * size);
+        d_hidden = hidden_gradients(hidden, u, sums, states_before(layout, output, h));
+        if (project) {
+            const Tensor states = new_floats(h, {layout.total, size});  // o tanh(c), before the projection
+            CALL(lstm_states, floats(active), floats(cells), floats_of(states), layout.total, size);
+            d_project = multiply(torch::stable::transpose(ups, 0, 1), states);
+        }
+    } else {
+        for (std::size_t i = 0; i < hidden.size(); i++) d_hidden.push_back(new_floats(h, {0}));
+    }
+    return {d_gates, d_hidden, dh, dc, d_project};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
+    m.def("lstm(Tensor gates, Tensor[] hidden, Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, "
+          "bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("lstm_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, Tensor? d_active, Tensor? d_cells, Tensor[] hidden, "
+          "Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, Tensor cells, "
+          "bool weights) -> (Tensor, Tensor[], Tensor, Tensor, Tensor)");
+}
+STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
+    m.impl("lstm", TORCH_BOX(&lstm));
+    m.impl("lstm_backward", TORCH_BOX(&lstm_backward));
 }
 
 }  // namespace kronecell

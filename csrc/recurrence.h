@@ -1,6 +1,8 @@
 // What the kernels of the recurrences read and write, the same for every register width.
 #pragma once
 
+#include "operands.h"
+
 namespace kronecell {
 
 // h U^T for U (gates * size, width): dense, or In (rank, width) and Out (rank, gates * size), or, with `by_gate`,
@@ -14,6 +16,19 @@ struct Hidden {
 
     long narrow() const { return by_gate ? gates * rank : rank; }
     long columns() const { return gates * size; }
+};
+
+// W (depth, columns) for the micro-kernel: whole panels packed, or as they lie; what is left of the columns is always packed.
+struct Columns {
+    Panel body, tail;
+    long depth, columns;
+};
+
+// U as it is read at every step, forward or backward; packed once for all of them where that pays.
+struct Prepared {
+    Hidden u;
+    bool by_dots;  // a dense U, forward, that is not packed
+    Columns columns[4];
 };
 
 // Where the steps lie: step t has rows[t] rows of the batch, and its first one is row first[t] of all rows. Steps run from 0

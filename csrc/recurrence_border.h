@@ -109,6 +109,30 @@ inline std::vector<int64_t> rows_by(const Tensor& gates, long columns) {
     return {gates.size(0), gates.size(1), columns};
 }
 
+// Numbers of a row must lie together; steps and rows of the batch may lie anywhere.
+inline Tensor gates_read(const char* op, const Tensor& gates, const Hidden& u) {
+    const long last = gates.dim() - 1;
+    STD_TORCH_CHECK(gates.size(last) == u.columns(), "kronecell::", op, ": expected gates of ", u.columns(),
+                    " columns, got shape ", shape_of(gates));
+    return gates.stride(last) == 1 ? gates : torch::stable::contiguous(gates);
+}
+
+// Rows of the same steps as another tensor.
+inline void check_rows(const char* op, const char* name, const Tensor& tensor, const Tensor& like, long columns) {
+    if (like.dim() == 2)
+        check_shape(tensor, {like.size(0), columns}, op, name);
+    else
+        check_shape(tensor, {like.size(0), like.size(1), columns}, op, name);
+}
+
+inline Tensor copy_of(const Tensor& tensor) {
+    Tensor copy = new_floats(tensor, {tensor.size(0), tensor.size(1)});
+    return torch::stable::copy_(copy, tensor);
+}
+inline Tensor copy_or_zeros(const MaybeTensor& tensor, const Tensor& like) {
+    return tensor ? copy_of(*tensor) : new_zero_floats(like, {like.size(0), like.size(1)});
+}
+
 inline Tensor by_rows(const Tensor& tensor, long rows, long columns) {
     const std::array<int64_t, 2> shape{rows, columns};
     return torch::stable::view(tensor, shape);

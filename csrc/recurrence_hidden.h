@@ -1,12 +1,5 @@
 // Products with U, h U^T and their gradients for h, in all its forms; a kernel file, see widths.h.
 
-// U as it is read at every step, forward or backward; packed once for all of them where that pays.
-struct Prepared {
-    Hidden u;
-    bool by_dots;  // a dense U, forward, that is not packed
-    Columns columns[4];
-};
-
 long hidden_memory(const Hidden& u, bool pack, bool back) {
     if (!u.rank) {
         if (back) return columns_memory(u.columns(), u.width, pack);

@@ -47,6 +47,13 @@ APART void lstm_step_back(const float* active, const float* before, const float*
     }
 }
 
+// h before a projection.
+void lstm_states(const float* active, const float* cells, float* h, long rows, long size) {
+    for (long r = 0; r < rows; r++, active += 4 * size, cells += size, h += size)
+        for (long j = 0; j < size; j += LANES)
+            store_some(h + j, load_some(active + 3 * size + j, size - j) * tanh_of(load_some(cells + j, size - j)), size - j);
+}
+
 long lstm_memory(const Hidden& u, long rows) { return rows * (u.columns() + u.narrow() + u.size); }
 
 // All steps of `some` rows of the batch from row `start` on; h and c hold the first state and then the last one.

@@ -129,12 +129,7 @@ APART void dots(const float* x, long x_row, const float* w, long w_row, float* t
     }
 }
 
-// W (depth, columns) for the micro-kernel: whole panels packed, or as they lie; the rest of the columns is always packed.
-struct Columns {
-    Panel body, tail;
-    long depth, columns;
-};
-
+// Memory for what is packed of `Columns`: all, or what is left of the last panel.
 long columns_memory(long depth, long columns, bool pack) { return packed_size(depth, pack ? columns : columns % PANEL); }
 
 // A register's width of numbers from each of as many rows, transposed: number i of to[k] is from[i * row + k].

@@ -49,7 +49,7 @@ GRU_GATES = 3
 # LSTM -------------------------------------------------------------------------------------------------------------
 
 
-def _lstm_reference(
+def lstm_reference(
     gates: Tensor,
     hidden: Sequence[Tensor],
     h: Tensor,
@@ -206,7 +206,7 @@ def _lstm_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
 # GRU --------------------------------------------------------------------------------------------------------------
 
 
-def _gru_reference(
+def gru_reference(
     gates: Tensor,
     hidden: Sequence[Tensor],
     bias_n: Optional,
@@ -356,7 +356,7 @@ lstm_backward = operator(
 lstm = operator(
     "lstm(Tensor gates, Tensor[] hidden, Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, "
     "bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _lstm_reference,
+    lstm_reference,
     _lstm_fake,
     setup=_lstm_setup,
     backward=_lstm_gradient,
@@ -371,7 +371,7 @@ gru_backward = operator(
 gru = operator(
     "gru(Tensor gates, Tensor[] hidden, Tensor? bias_n, Tensor h, Tensor? batch_sizes, bool reverse, bool keep) -> "
     "(Tensor, Tensor, Tensor)",
-    _gru_reference,
+    gru_reference,
     _gru_fake,
     setup=_gru_setup,
     backward=_gru_gradient,
