@@ -33,10 +33,8 @@ static bool fits(const FoldSizes& n) {
     return n.columns > 0 && n.columns <= 2 * register_width() && n.depth > 0 && n.others > 0;
 }
 
-// v is computed with y if it has at most a quarter of the numbers of x, and rows are no shorter than a tile.
-static bool keeps_v(const FoldSizes& n) {
-    return 4 * n.shared * n.others <= n.places && n.depth >= CALL(least_depth);
-}
+// v is computed with y if it has at most a quarter of the numbers of x, and rows are no shorter than the widest tile.
+static bool keeps_v(const FoldSizes& n) { return 4 * n.shared * n.others <= n.places && n.depth >= 96; }
 
 static Three fold_op(Tensor x, Tensor weight, Tensor factors, int64_t places, int64_t shared, int64_t inner, bool keep) {
     FoldSizes n = sizes_of(weight, factors, places, shared, inner, "fold");

@@ -51,12 +51,12 @@ static Three grouped_backward_op(Tensor upstream, Tensor a, Tensor weight, std::
                                torch::headeronly::HeaderOnlyArrayRef<bool>(three, 3));
     }
     upstream = made_contiguous(upstream), weight = made_contiguous(weight);
-    const Tensor none = new_floats(a, {0});
+    const auto none = [&] { return new_floats(a, {0}); };  // each its own: results share no memory
     // As a lies; where that has gaps or its rows are not in one piece, computed beside and copied.
-    Tensor of_a = wanted[0] ? torch::stable::empty_like(a) : none, beside = of_a;
+    Tensor of_a = wanted[0] ? torch::stable::empty_like(a) : none(), beside = of_a;
     if (wanted[0] && of_a.stride(2) != 1 && depth > 1) beside = new_floats(a, {groups, rows, depth});
-    const Tensor of_weight = wanted[1] ? new_zero_floats(a, {groups, depth, columns}) : none;
-    const Tensor of_bias = wanted[2] ? new_zero_floats(a, {up_row}) : none;
+    const Tensor of_weight = wanted[1] ? new_zero_floats(a, {groups, depth, columns}) : none();
+    const Tensor of_bias = wanted[2] ? new_zero_floats(a, {up_row}) : none();
     const float *from = floats(a), *w = floats(weight), *up = floats(upstream);
     const long group = a.stride(0), row = a.stride(1), next = a.stride(2);
     const long of_group = wanted[0] ? beside.stride(0) : 0, of_row = wanted[0] ? beside.stride(1) : 0;
