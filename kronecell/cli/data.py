@@ -68,7 +68,7 @@ def verify(
 @app.command()
 def prepare(
     path: Annotated[Path, typer.Argument(help="Folder of videos.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the store; made, or brought up to date.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the store; made or updated.")],
     layout: str = LAYOUT,
     width: int = typer.Option(160, min=1, help="Width of the stored frames."),
     height: int = typer.Option(120, min=1, help="Height of the stored frames."),

@@ -13,8 +13,8 @@ import typer
 
 from kronecell.cli.tables import text_table
 
-# The same for every model: at most this many epochs and this many seconds of training steps. The compressed ones use
-# up their epochs first, the dense one its time.
+# The same for every model: at most this many epochs and this many seconds of training steps. The compressed ones run
+# out of epochs first, the dense one out of time.
 EPOCHS = 34
 SECONDS = 35.0
 SIZE = (80, 60)  # a quarter of the paper's pixels, so that six networks can be trained in minutes
@@ -115,7 +115,7 @@ def _experiment(label: str, quick: bool, seconds: float) -> Any:
         # Adam moves every weight by about the learning rate; 57,600 of them add up where a few factors do not.
         "learning_rate": 1e-3 if dense else 5e-3 if label == "TR" else 1e-2,
         "pixel_mean": 0.3,
-        "input_gain": 0.3 if dense else 3.0,  # dense was tried with both and takes the better
+        "input_gain": 0.3 if dense else 3.0,  # dense was tried with both and gets the better one
         "eval_every": EPOCHS // 2,
         "checkpoint_seconds": 3600.0,
     }

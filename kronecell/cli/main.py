@@ -27,8 +27,8 @@ COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
 }
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         typer.echo(f"kronecell {__version__}")
         raise typer.Exit
 
@@ -61,11 +61,11 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("kronecell: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe has gone, as in `kronecell formats | head`
+    except BrokenPipeError:  # the reader of the pipe ended, as in `kronecell formats | head`
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
-        message = getattr(error, "format_message", None)  # wrong usage, whichever click typer brings along
+        message = getattr(error, "format_message", None)  # wrong usage, from whichever click typer ships
         if message is None:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":

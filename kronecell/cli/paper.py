@@ -1,4 +1,4 @@
-"""`kronecell paper ...`: the paper's tables and curves, printed beside what they should be."""
+"""`kronecell paper ...`: the paper's tables and curves, printed values beside the recomputed ones."""
 
 from __future__ import annotations
 

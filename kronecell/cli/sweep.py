@@ -1,4 +1,4 @@
-"""`kronecell sweep`: many runs of `kronecell train`, each in a process of its own, here or on other machines."""
+"""`kronecell sweep`: many runs of `kronecell train`, each in a separate process, here or on other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = "here"
 
 @dataclass
 class Job:
-    """One run: what it is called, how it is started, and what came of it."""
+    """One run: its name, its command and its result."""
 
     experiment: str
     fold: int
@@ -98,7 +98,7 @@ def sweep(
 
 
 def run_queue(queue: Sequence[Job], places: Sequence[str], launcher: str) -> None:
-    """Run all jobs, one at a time on each place; a failed one does not stop the others."""
+    """Run all jobs, one at a time on each place; a failed one does not stop the rest."""
     waiting, running = [*queue], dict[int, tuple[Job, subprocess.Popen[str]]]()
     free, done = [*range(len(places))], 0
     old = signal.signal(signal.SIGTERM, _interrupt)

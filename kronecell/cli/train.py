@@ -14,8 +14,8 @@ SET = typer.Option(None, "--set", help="A setting over those of the experiment f
 OUT = typer.Option(Path("runs"), help="Where run directories are made.")
 
 
-def _list(wanted: bool) -> None:
-    if wanted:
+def _list(show: bool) -> None:
+    if show:
         from kronecell.training.experiment import list_experiments
 
         typer.echo("\n".join(list_experiments()))
@@ -23,9 +23,7 @@ def _list(wanted: bool) -> None:
 
 
 def train(
-    experiment: Annotated[
-        str, typer.Argument(help="A packaged experiment (see --list), or the path of a TOML file.")
-    ],
+    experiment: Annotated[str, typer.Argument(help="A packaged experiment (see --list), or the path of a TOML file.")],
     data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
     fold: Annotated[int, typer.Option(help="The fold to validate on, from 0.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, batches and dropout.")] = 0,

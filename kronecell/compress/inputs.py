@@ -1,4 +1,4 @@
-"""What the matrices of a model see: their inputs, recorded while the model runs on calibration data."""
+"""The inputs of a model's matrices, recorded while the model runs on calibration data."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def record(model: nn.Module, matrices: list[Matrix], calibration: Any) -> dict[s
                     rows.setdefault(".".join(filter(None, (name, part))), []).append(tensor)
     finally:
         model.train(was_training)
-    wanted = {matrix.name for matrix in matrices}
-    return {name: _thinned(torch.cat(parts)) for name, parts in rows.items() if name in wanted}
+    names = {matrix.name for matrix in matrices}
+    return {name: _thinned(torch.cat(parts)) for name, parts in rows.items() if name in names}
 
 
 def _run(model: nn.Module, owners: Mapping[str, nn.Module], seen: dict[str, list[Any]], calibration: Any) -> None:

@@ -65,7 +65,7 @@ class Matrix:
 
 
 def matrices_of(model: nn.Module) -> list[Matrix]:
-    """Every matrix of the torch.nn LSTM, GRU and Linear modules inside, subclasses excepted (they may do otherwise)."""
+    """Every matrix of the torch.nn LSTM, GRU and Linear modules inside, without subclasses, which may differ."""
     found = []
     for name, module in model.named_modules():
         if type(module) is nn.Linear:
@@ -100,7 +100,7 @@ def dense_modules(model: nn.Module, patterns: list[str]) -> nn.Module:
 
 
 def check_untied(model: nn.Module, matrices: list[Matrix]) -> None:
-    """A weight that another module uses too would lose the tie: refuse."""
+    """Refuse a weight that another module uses too: compression would untie them."""
     uses: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         uses.setdefault(id(parameter), set()).add(name)

@@ -28,7 +28,7 @@ from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
 Rule = Format | Recipe | str
-# One start and a coarse tolerance: fine-tuning, which nearly always follows, makes up for the last thousandth.
+# One start and a coarse tolerance: fine-tuning, which nearly always follows, recovers the last thousandth.
 FIT: dict[str, Any] = {"starts": 0, "sweeps": 40, "tolerance": 1e-4}
 KINDS = ("lowrank", "tt", "kcp")  # what is tried where a budget or an error is given without a rule
 
@@ -63,22 +63,22 @@ def compress(
     model = copy.deepcopy(model)
     model = dense_modules(model, _patterns(rules))  # our own layers inside are compressed from their dense form
     matrices = matrices_of(model)
-    wanted = _match(model, matrices, rules)
-    check_untied(model, [matrix for matrix, _ in wanted])
-    inputs = {} if calibration is None else record(model, [matrix for matrix, _ in wanted], calibration)
+    matched = _match(model, matrices, rules)
+    check_untied(model, [matrix for matrix, _ in matched])
+    inputs = {} if calibration is None else record(model, [matrix for matrix, _ in matched], calibration)
     options = {**FIT, **fit_options, "seed": seed, "progress": progress}
-    formats = _settle(wanted, budget, error, inputs, seed, progress)
+    formats = _choose(matched, budget, error, inputs, seed, progress)
     chosen = [Chosen(matrix, fmt) for matrix, fmt in formats if fmt is not None]
     if not chosen:
         raise KronecellError("nothing was compressed: every matched matrix is kept dense by this budget or error")
     before = sum(parameter.numel() for parameter in model.parameters())
-    dense = {matrix.name: matrix.weights() for matrix, _ in wanted}
+    dense = {matrix.name: matrix.weights() for matrix, _ in matched}
     small = _replace(model, chosen, inputs, options)
-    return small, measure(small, [matrix for matrix, _ in wanted], dense, inputs, before, rows)
+    return small, measure(small, [matrix for matrix, _ in matched], dense, inputs, before, rows)
 
 
-def _settle(
-    wanted: list[tuple[Matrix, Rule | None]],
+def _choose(
+    matched: list[tuple[Matrix, Rule | None]],
     budget: int | float | None,
     error: float | None,
     inputs: Mapping[str, Tensor],
@@ -88,7 +88,7 @@ def _settle(
     """One format per matrix: from its rule, or chosen for the budget or error."""
     fixed: list[tuple[Matrix, Format | None]] = []
     free: list[tuple[Matrix, tuple[str, ...]]] = []
-    for matrix, rule in wanted:
+    for matrix, rule in matched:
         kinds = KINDS if rule is None else _kind_only(rule)
         if kinds:
             free.append((matrix, kinds))
@@ -107,7 +107,7 @@ def _settle(
     if not free:
         return fixed
     if budget is not None:
-        total = sum(matrix.params for matrix, _ in wanted)
+        total = sum(matrix.params for matrix, _ in matched)
         allowed = budget if isinstance(budget, int) else int(budget * total)
         spent = sum(matrix.copies * fmt.network(matrix.gates).num_params for matrix, fmt in fixed if fmt is not None)
         return fixed + distribute(free, inputs, seed, progress, budget=allowed - spent)
@@ -135,11 +135,11 @@ def _match(
     for pattern, rule in rules.items():
         hits = [matrix for matrix in matrices if matrix.matched_by(pattern)]
         if not hits:
-            others = [name for name, _ in model.named_modules() if name and fnmatchcase(name, pattern)]
-            if others:
-                kind = type(model.get_submodule(others[0])).__name__
+            excluded = [name for name, _ in model.named_modules() if name and fnmatchcase(name, pattern)]
+            if excluded:
+                kind = type(model.get_submodule(excluded[0])).__name__
                 raise KronecellError(
-                    f"rule {pattern!r} matches {others[0]!r}, a {kind}, which cannot be compressed; "
+                    f"rule {pattern!r} matches {excluded[0]!r}, a {kind}, which cannot be compressed; "
                     f"only torch.nn.LSTM, GRU and Linear (and kronecell's own) can"
                 )
             names = sorted({matrix.module for matrix in matrices} | {matrix.name for matrix in matrices})
@@ -175,7 +175,7 @@ def _replace(
 def _recurrent(
     trained: nn.LSTM | nn.GRU, choices: list[Chosen], inputs: Mapping[str, Tensor], options: dict[str, Any]
 ) -> Recurrent:
-    """Our layer with the chosen formats: dense parameters copied, the others fitted, each on its own inputs."""
+    """Our layer with the chosen formats: dense parameters copied, all other matrices fitted, each on its own inputs."""
     formats: dict[str, list[Format | None]] = {part: [None] * trained.num_layers for part in ("weight_ih", "weight_hh")}
     for choice in choices:
         formats[choice.matrix.part][choice.matrix.layer] = choice.format

@@ -168,4 +168,4 @@ def _milliseconds(call: Any) -> float:
         started = time.perf_counter()
         call()
         times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[2:])  # the first runs make plans and warm caches
+    return 1e3 * statistics.median(times[2:])  # the first runs are slower: plans are made and caches are cold

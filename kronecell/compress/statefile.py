@@ -24,7 +24,7 @@ from kronecell.errors import CheckpointError
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 RECURRENT = re.compile(r"^(?:(.*)\.)?weight_hh_l0$")
 
-# Runs in a process of its own: unpickling, even of weights only, stays outside this one.
+# Runs in a separate process: unpickling, even of weights only, stays outside this one.
 CONVERT = """
 import sys, torch
 from safetensors.torch import save_file
@@ -162,17 +162,17 @@ def _read_folder(folder: Path) -> nn.Module:
     ours = {name: rebuild(description) for name, description in config["modules"].items()}
     inside = tuple(f"{name}." for name in ours)
     loose = {name: tensor for name, tensor in tensors.items() if not name.startswith(inside)}
-    others = model_of(loose) if loose else nn.Module()
+    rest = model_of(loose) if loose else nn.Module()
     for name, module in ours.items():
         parent, _, leaf = name.rpartition(".")
-        here = others
+        here = rest
         for step in filter(None, parent.split(".")):
             if not hasattr(here, step):
                 here.add_module(step, nn.Module())
             here = getattr(here, step)
         here.add_module(leaf, module)
-    others.load_state_dict(tensors, strict=True)
-    return others.eval()
+    rest.load_state_dict(tensors, strict=True)
+    return rest.eval()
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:

@@ -247,7 +247,7 @@ def macs_per_row(fmt: Format, rows: int) -> int:
 
 @torch.no_grad()
 def measured_ms(fmt: Format, rows: int, repeats: int = 5) -> float:
-    """Median milliseconds of a layer's x @ W for `rows` rows, in eval mode: what a user of the layer waits."""
+    """Median milliseconds of a layer's x @ W for `rows` rows, in eval mode, as a user of the layer sees it."""
     layer = TensorLinear(fmt, bias=False).eval()
     x = torch.zeros(rows, fmt.M, dtype=next(layer.parameters()).dtype)
     times = []
@@ -255,7 +255,7 @@ def measured_ms(fmt: Format, rows: int, repeats: int = 5) -> float:
         started = time.perf_counter()
         layer(x)
         times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[2:])  # the first runs make plans and warm caches
+    return 1e3 * statistics.median(times[2:])  # the first runs are slower: plans are made and caches are cold
 
 
 def _measure(fmt: Format, W: Tensor | None, inputs: Tensor | None, rows: int, seed: int) -> Suggestion:

@@ -24,7 +24,7 @@ def extract(archive: str | os.PathLike[str], target: str | os.PathLike[str]) -> 
     """Unpack ``archive`` into the new or empty folder ``target`` and return it.
 
     Everything is unpacked into a temporary folder beside the target and moved there at the end, so an interrupted
-    extraction leaves no half a data set behind.
+    extraction leaves no half of a data set behind.
     """
     source, folder = Path(archive), Path(target)
     if not source.is_file():
@@ -41,7 +41,7 @@ def extract(archive: str | os.PathLike[str], target: str | os.PathLike[str]) -> 
             if folder.exists():
                 folder.rmdir()
             inner.rename(folder)
-    # zipfile says RuntimeError of a password, and NotImplementedError of a way to compress that it does not know.
+    # zipfile raises RuntimeError for a password, and NotImplementedError for a compression that it does not know.
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise DataError(
             f"{printable(source)}: cannot be unpacked: {getattr(error, 'strerror', None) or error}"
@@ -50,7 +50,7 @@ def extract(archive: str | os.PathLike[str], target: str | os.PathLike[str]) -> 
 
 
 def _unpacker(source: Path) -> Callable[[Path, Path], None]:
-    """The right function by what the file is, not by what it is called."""
+    """The function for this kind of archive, by its content and not by its name."""
     try:
         if zipfile.is_zipfile(source):
             return _unzip

@@ -50,7 +50,7 @@ def prepare(
 ) -> Store:
     """Decode a data set into a store at ``out``, or bring an existing store up to date; only what changed is decoded.
 
-    A clip of more than ``max_frames`` frames keeps those of the 10 validation clips and an even spread of others.
+    A clip of more than ``max_frames`` frames keeps those of the 10 validation clips and an even spread of the rest.
     Bad files are listed in ``Store.bad`` and left out. ``prune`` deletes clip files that the new manifest does not
     name; not by default, because another trainer may still be reading them.
     """

@@ -45,7 +45,7 @@ def validation_frames(num_frames: int, segments: int = 10, count: int = 6) -> np
 
 
 def stored_frames(num_frames: int, limit: int, segments: int = 10, count: int = 6) -> np.ndarray:
-    """The frames of a video worth keeping: all, or those of the validation clips and an even spread up to ``limit``."""
+    """The frames to keep of a video: all, or those of the validation clips and an even spread up to ``limit``."""
     if num_frames <= limit:
         return np.arange(num_frames)
     needed = np.unique(validation_frames(num_frames, segments, count))
@@ -57,11 +57,11 @@ def stored_frames(num_frames: int, limit: int, segments: int = 10, count: int = 
     return np.union1d(needed, spread)
 
 
-def nearest(stored: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """For each wanted frame number the position in ``stored`` (ascending) of the nearest one."""
-    right = np.clip(np.searchsorted(stored, wanted), 0, len(stored) - 1)
+def nearest(stored: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """For each of these frame numbers the position in ``stored`` (ascending) of the nearest one."""
+    right = np.clip(np.searchsorted(stored, numbers), 0, len(stored) - 1)
     left = np.maximum(right - 1, 0)
-    return np.where(wanted - stored[left] < stored[right] - wanted, left, right)
+    return np.where(numbers - stored[left] < stored[right] - numbers, left, right)
 
 
 def _window(num_frames: int, segments: int, count: int) -> float:

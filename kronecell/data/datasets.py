@@ -111,7 +111,7 @@ def _ycf(parts: tuple[str, ...]) -> tuple[str, str] | None:
 def _folder(parts: tuple[str, ...]) -> tuple[str, str] | None:
     if len(parts) < 2:
         return None
-    # A folder below the class is a group; a clip directly in its class is taken to be a source of its own.
+    # A folder below the class is a group; a clip directly in its class counts as its own source.
     return parts[0], "/".join(parts[1:-1]) or parts[-1]
 
 
@@ -132,7 +132,7 @@ def _stem(name: str) -> str:
 
 
 def _without_wrapper(root: Path) -> Path:
-    """Step into the one folder that archives like to put around the classes (UCF11_updated_mpg, UCF-101)."""
+    """Step into the one folder that many archives put around the classes (UCF11_updated_mpg, UCF-101)."""
     while True:
         folders, videos = _entries(root)
         if videos or len(folders) != 1:
@@ -166,12 +166,12 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that points to itself: not a folder, and as a video it will be reported as bad
+    except OSError:  # a link to itself is no folder; as a video it is reported as bad
         return False
 
 
 def _walk(root: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Relative paths of all videos. Links are followed, but never back into a folder that is being walked."""
+    """Relative paths of all videos. Links are followed, but never back into a folder that is already open above."""
     here = root / prefix if prefix else root
     try:
         status = here.stat()

@@ -37,7 +37,7 @@ def make_folds(clips: Sequence[Clip], k: int = 5, seed: int = 0, method: str = "
     folds = [0] * len(clips)
     per_class = [Counter[int]() for _ in range(k)]  # clips of each class in each fold
     total = [0] * k
-    # Largest group first, to the fold that has least of its classes: the small ones then even things out.
+    # Largest group first, each to the fold with the fewest clips of its classes: the small groups even the folds out.
     for name in sorted(members, key=lambda name: (-len(members[name]), _draw(seed, name))):
         classes = Counter(clips[position].class_index for position in members[name])
 

@@ -1,4 +1,4 @@
-"""Batches for training and validation, the same ones for the same (seed, epoch), however many processes share them.
+"""Batches for training and validation, the same ones for the same (seed, epoch), for any number of processes.
 
 One global order per epoch; global batch b is positions b*B .. (b+1)*B-1 of it, and rank r of R takes the r-th of R
 equal slices. A sample's frames and flip depend on (seed, epoch, position) only. So R processes with batch B/R see
@@ -149,8 +149,8 @@ class Loader:
 
     def _sample(self, order: np.ndarray, position: int, out: np.ndarray) -> int:
         """Read the sample at a position of the global order into ``out``; returns which clip it came from."""
-        wanted = int(self.indices[order[position]])
-        for i in self._candidates(wanted):
+        clip = int(self.indices[order[position]])
+        for i in self._candidates(clip):
             try:
                 self._read(i, position, out)
                 return i
@@ -158,13 +158,13 @@ class Loader:
                 self._report(i, error)
         raise DataError(f"{self.store.root}: not one clip can be read; first: {next(iter(self.replaced.values()))}")
 
-    def _candidates(self, wanted: int) -> Iterator[int]:
-        """The wanted clip, then its replacements: later ones of its class, then any other. The same on every rank."""
-        if wanted not in self._bad:
-            yield wanted
-        start = int(np.flatnonzero(self.indices == wanted)[0])
-        ring = [int(i) for i in np.roll(self.indices, -start) if i != wanted]
-        label = self.store.clips[wanted].class_index
+    def _candidates(self, clip: int) -> Iterator[int]:
+        """The clip, then its replacements: later ones of its class, then any other. The same on every rank."""
+        if clip not in self._bad:
+            yield clip
+        start = int(np.flatnonzero(self.indices == clip)[0])
+        ring = [int(i) for i in np.roll(self.indices, -start) if i != clip]
+        label = self.store.clips[clip].class_index
         ring.sort(key=lambda i: self.store.clips[i].class_index != label)  # stable
         for i in ring:
             if i not in self._bad:
@@ -180,9 +180,9 @@ class Loader:
     def _read(self, i: int, position: int, out: np.ndarray) -> None:
         stored, total = self.store.indices(i), self.store.num_frames(i)
         if not self.train:
-            wanted = validation_frames(total, self.segments, self.frames)
+            numbers = validation_frames(total, self.segments, self.frames)
             rows = out.reshape(self.segments * self.frames, -1)
-            self.store.read(i, self._positions(stored, total, wanted.ravel()), rows)
+            self.store.read(i, self._positions(stored, total, numbers.ravel()), rows)
             return
         chance = self._chance[position]
         self.store.read(i, self._positions(stored, total, frames_at(total, chance[1:], self.segments)), out)
@@ -190,5 +190,5 @@ class Loader:
             picture = out.reshape(self.frames, self.store.height, self.store.width, 3)
             picture[:] = picture[:, :, ::-1].copy()
 
-    def _positions(self, stored: np.ndarray, total: int, wanted: np.ndarray) -> np.ndarray:
-        return wanted if len(stored) == total else nearest(stored, wanted)
+    def _positions(self, stored: np.ndarray, total: int, numbers: np.ndarray) -> np.ndarray:
+        return numbers if len(stored) == total else nearest(stored, numbers)

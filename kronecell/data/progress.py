@@ -13,7 +13,7 @@ EVERY = 5.0  # seconds between plain lines
 
 
 def track(items: Iterable[Item], total: int, label: str, show: bool = True) -> Iterator[Item]:
-    """Pass the items through and show how far they are."""
+    """Yield the items and show the progress."""
     if not show:
         yield from items
     elif sys.stderr.isatty():
@@ -26,7 +26,7 @@ def _bar(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:  # a bar is a nicety; the work does not depend on it
+    except ImportError:  # the bar is optional; plain lines say the same
         yield from _lines(items, total, label)
         return
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""A data set for those who have none: real video files of moving shapes, eleven motions, in UCF11's own layout.
+"""A data set that needs no download: real video files of moving shapes, eleven motions, in UCF11's own layout.
 
 The class is in the motion alone. Position, size and light each come from one distribution that is the same for all
 classes and all frames; a motion moves one of them in a saw-tooth, which has the same uniform distribution as standing
@@ -96,7 +96,7 @@ def write_synthetic(
 
 
 def _already_written(root: Path, record: dict[str, object]) -> bool:
-    """Whether this very set is there. Anything else in the folder is somebody's work, and an error."""
+    """Whether this very set is there. Anything else in the folder may be the user's work: an error."""
     if root.exists() and not root.is_dir():
         raise DataError(f"{printable(root)}: exists and is not a folder; give a new folder")
     if not root.exists() or not any(root.iterdir()):
@@ -174,7 +174,7 @@ def _states(motion: str, count: int, length: int, generator: np.random.Generator
         dark = (6 * time // length + int(2 * light[0])) % 2
         light = np.where(dark, 0.5 * light, 0.5 + 0.5 * light)
     states = np.stack([x, y, area, light], axis=1)
-    # A shaking hand, for all classes: a place that stands exactly still would be a mark to learn by heart.
+    # Jitter, for all classes: a position that never moves could be memorised.
     states += generator.uniform(-1, 1, states.shape) * (0.12, 0.12, 0.05, 0.05)
     return (1 - np.abs(states % 2 - 1)).astype(np.float32)  # reflected at 0 and 1, which keeps it uniform
 

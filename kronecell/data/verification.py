@@ -1,4 +1,4 @@
-"""Decode every file of a data set and say what is there: counts, frame statistics, bad files with reasons."""
+"""Decode every file of a data set and report its content: counts, frame statistics, bad files with reasons."""
 
 from __future__ import annotations
 

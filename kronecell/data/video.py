@@ -1,7 +1,7 @@
 """One video file to uint8 RGB frames of one size; every failure is a DataError that names the file and the reason.
 
-Headers lie (UCF11's say 0 frames, a cut AVI still declares all of them), so frames are counted by decoding them. The
-header is only used to refuse a file early: too many pixels, too long.
+Headers are unreliable (UCF11's say 0 frames, a truncated AVI still declares all of them), so frames are counted by
+decoding them. The header is only used to refuse a file early: too many pixels, too long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Video:
-    """The frames that were asked for, and what decoding the whole file showed.
+    """The chosen frames, and what decoding the whole file showed.
 
     ``frames`` is uint8 (n, height, width, 3); ``indices[j]`` is the number in the file of ``frames[j]``; ``num_frames``
     counts all frames that decode; ``damage`` is the error that ended the file early, or None.
@@ -76,7 +76,7 @@ def decode(
 ) -> Video:
     """Decode a file and resize the frames that are needed to ``width`` x ``height``.
 
-    ``choose(n)`` gives the frame numbers wanted of a file with n frames; None means all. A file that breaks off in the
+    ``choose(n)`` gives the frame numbers to keep of a file with n frames; None means all. A file that breaks off in the
     middle keeps the frames before the break (see ``Video.damage``); a file without a single frame is a DataError.
     The time limit is checked between packets; a decoder stuck inside one packet can only be ended by ending its
     process, which is what ``workers`` does.
@@ -93,7 +93,7 @@ def decode(
         raise DataError(f"{name}: {error}") from None
     except KronecellError:
         raise
-    except Exception as error:  # any failure inside the decoder library is a fact about this file
+    except Exception as error:  # any failure inside the decoder library is the file's
         raise DataError(f"{name}: cannot be decoded: {_reason(error)}") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise DataError(f"{name}: changed while it was being read; run again when it is complete")
@@ -123,27 +123,27 @@ def _decode_chosen(
     threads: int,
     deadline: float,
 ) -> Video:
-    """Convert in one pass what a guess of the length asks for; a second pass only if the guess was wrong.
+    """Convert the frames chosen for a guessed length in one pass; a second pass only if the guess was wrong.
 
     The guess is the number of packets: reading them costs little, and it is right for all but damaged files.
     """
-    wanted: set[int] | None = None
+    chosen: set[int] | None = None
     if choose is not None:
         with _open(path, limits, threads, deadline) as (container, stream):
             guess = sum(1 for packet in container.demux(stream) if packet.size and _in_time(deadline, limits))
-        wanted = {int(index) for index in choose(max(guess, 1))}
-    kept, count, size, damage = _decode_pass(path, width, height, wanted, limits, threads, deadline)
+        chosen = {int(index) for index in choose(max(guess, 1))}
+    kept, count, size, damage = _decode_pass(path, width, height, chosen, limits, threads, deadline)
     if count == 0:
         raise DataError(f"no frame can be decoded{': ' + damage if damage else ''}")
     if choose is not None:
-        wanted = {int(index) for index in choose(count)}
-        if any(index < 0 or index >= count for index in wanted):
-            raise DataError(f"asked for frames outside 0 to {count - 1}")
-        if not wanted <= kept.keys():
-            kept, again, size, damage = _decode_pass(path, width, height, wanted, limits, threads, deadline)
+        chosen = {int(index) for index in choose(count)}
+        if any(index < 0 or index >= count for index in chosen):
+            raise DataError(f"frames were chosen outside 0 to {count - 1}")
+        if not chosen <= kept.keys():
+            kept, again, size, damage = _decode_pass(path, width, height, chosen, limits, threads, deadline)
             if again != count:
                 raise DataError(f"decodes to {count} frames, then to {again}; is it being written?")
-        kept = {index: kept[index] for index in wanted}
+        kept = {index: kept[index] for index in chosen}
     indices = np.array(sorted(kept), dtype=np.int64)
     frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
     for position, index in enumerate(indices):
@@ -152,9 +152,9 @@ def _decode_chosen(
 
 
 def _decode_pass(
-    path: str, width: int, height: int, wanted: set[int] | None, limits: Limits, threads: int, deadline: float
+    path: str, width: int, height: int, chosen: set[int] | None, limits: Limits, threads: int, deadline: float
 ) -> tuple[dict[int, np.ndarray], int, tuple[int, int], str | None]:
-    """Decode from start to end; convert the wanted frames only. Returns them, the count, the size, the damage."""
+    """Decode from start to end; convert the chosen frames only. Returns them, the count, the size, the damage."""
     av = import_av()
     reformatter = av.video.reformatter.VideoReformatter()  # one per file: it keeps its scaler between frames
     kept: dict[int, np.ndarray] = {}
@@ -166,7 +166,7 @@ def _decode_pass(
                 _check_pixels(frame.width, frame.height, limits)  # the size may change in the middle of a file
                 if count >= limits.frames:
                     raise DataError(f"has more than {limits.frames} frames; raise Limits.frames to allow it")
-                if wanted is None or count in wanted:
+                if chosen is None or count in chosen:
                     kept[count] = _convert(reformatter, frame, width, height)
                 size = size if count else (frame.width, frame.height)
                 count += 1

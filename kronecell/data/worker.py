@@ -23,7 +23,7 @@ GRACE = 5.0  # seconds past the time limit before a stuck process ends itself
 
 
 def inspect(path: str, limits: Limits) -> dict[str, Any]:
-    """Decode everything and convert one frame; what a manifest says of a file."""
+    """Decode everything and convert one frame; the facts of a file in a manifest."""
     video = decode(path, choose=lambda count: [0], limits=limits)
     try:
         size, sha256 = os.path.getsize(path), hash_file(path)

@@ -1,4 +1,4 @@
-"""Decode many files in processes of their own: a file that hangs or crashes a decoder costs only itself."""
+"""Decode many files in separate processes: a file that hangs or crashes a decoder costs only itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def run_jobs(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Do all jobs; yields (position of the job, answer) as they finish, in any order.
 
-    An answer has ``ok`` (a dict) or ``error`` (a text that names the file). A full disk is no fault of a file and ends
-    all work with a DataError. Each job is {"task", "path", ...}.
+    An answer has ``ok`` (a dict) or ``error`` (a text that names the file). A full disk is not the fault of a
+    file: it ends all work with a DataError. Each job is {"task", "path", ...}.
     """
     import_av()  # say what is missing here, once, rather than once per file
     if workers is not None and workers < 1:

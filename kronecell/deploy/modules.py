@@ -36,7 +36,7 @@ LAYER_ARGUMENTS = (
 
 
 def save(module: nn.Module, path: str | Path) -> Path:
-    """Write the module into the folder `path`; a folder that is there is overwritten, file by file, atomically.
+    """Write the module into the folder `path`; an existing folder is overwritten, file by file, atomically.
 
     A kronecell module can be rebuilt by `load(path)`; any other module is saved too, with the description of the
     kronecell modules inside it, and read back by `load(path, into=module)`.

@@ -49,7 +49,7 @@ class BT(Format):
         return kernel_orders(self.d)
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """Deflation: each block is the Tucker fit of what the blocks before it left over."""
+        """Deflation: each block is the Tucker fit of the residual of the blocks before it."""
         assert isinstance(self.r, tuple)
         rest = joint_modes(W, self.m, self.n)
         kernels, bases = [], []

@@ -41,7 +41,7 @@ class CP(Format):
     def _network(self) -> Network:
         m, n = mode_legs("m", self.m), mode_legs("n", self.n)
         factors = [Factor(f"F{i}", (f"m{i}", f"n{i}", "r")) for i in range(1, self.d + 1)]
-        if self.d == 1:  # a single factor's CP index has nobody to meet: sum it with ones
+        if self.d == 1:  # a single factor shares its CP index with no other: sum it with ones
             factors.append(Factor("i", ("r",), constant="ones"))
         return Network.of(factors, m, n, m | n | {"r": self.r})
 

@@ -15,7 +15,7 @@ ONE_MODE = ("dense", "lowrank", "kt")  # formats in which a side with several mo
 
 
 def layer_formats(spec: FormatSpecs, sizes: Sequence[tuple[int, int]], name: str, pad: bool) -> list[Format | None]:
-    """One format per layer; `sizes` are the layers' (M, N), `name` the argument to blame.
+    """One format per layer; `sizes` are the layers' (M, N), `name` the argument that error texts name.
 
     A recipe is applied to every layer, its ranks clipped where a layer is too small for them. `pad` allows a format
     with more inputs than the layer has.

@@ -49,11 +49,11 @@ class TR(Format):
         return {"input_then_output": chain(INPUT, *cores)}
 
     def _decompose(self, W: Tensor, options: FitOptions) -> dict[str, Tensor]:
-        """TR-SVD (Zhao 2016): the first unfolding has rank r_0 r_1; r_0 goes round to the end, the rest is a train."""
+        """TR-SVD (Zhao 2016): the first unfolding has rank r_0 r_1; r_0 moves to the end, the rest is a train."""
         assert isinstance(self.r, tuple)
         modes, r = (*self.m, *self.n), (*self.r, self.r[0])
         first = W.reshape(modes[0], -1)
-        used = -(-min(modes[0], r[0] * r[1]) // r[1])  # values of r_0 that the first mode can fill; the others stay 0
+        used = -(-min(modes[0], r[0] * r[1]) // r[1])  # values of r_0 that the first mode can fill; the rest stay 0
         Q = left_basis(first, used * r[1], options.seed)
         start = W.new_zeros(r[0], modes[0], r[1])
         start[:used] = Q.reshape(modes[0], used, r[1]).movedim(1, 0)

@@ -77,10 +77,10 @@ def _measure(fmt: KCP, repeats: int) -> dict[str, float]:
             "processes": lambda: _at_once(fmt, x, processes, _process_task),
             "batched": lambda: fmt.matmul(x, factors, order="separable"),
         }
-        wanted = ways["batched"]()
+        expected = ways["batched"]()
         seconds = {}
         for way, product in ways.items():
-            error = float((product() - wanted).norm() / wanted.norm())  # also the warm-up
+            error = float((product() - expected).norm() / expected.norm())  # also the warm-up
             if not error < 1e-3:
                 raise KronecellError(f"{way} differs from batched by {error:.1e} at C = {fmt.CA}")
             times = []
@@ -119,7 +119,7 @@ def branch(fmt: KCP, state: Tensor, factors: dict[str, Tensor], pair: int, k: in
 
 
 def _at_once(fmt: KCP, x: Tensor, pool: Executor, task: Callable[..., Any]) -> Tensor:
-    """The branches of a pair at the same time; their sum is where everybody waits, once per pair."""
+    """The branches of a pair at the same time; the sum waits for all of them, once per pair."""
     state = x.reshape(fmt.m)
     for pair in range(fmt.d // 2):
         parts = [pool.submit(task, fmt, state.numpy(), pair, k) for k in range(fmt.K)]

@@ -1,4 +1,4 @@
-"""The paper's lemmas as functions: bounds on the KT rank, and the way from KT to KCP."""
+"""The paper's lemmas as functions: bounds on the KT rank, and KT as a KCP."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def kt_to_kcp(kt: KT, factors: Mapping[str, Tensor]) -> tuple[KCP, dict[str, Ten
 def _fibres(tensors: Tensor, modes: Sequence[int]) -> tuple[list[Tensor], int]:
     """CP factors (K, mode_i, C) of K tensors (K, *modes): unit vectors in all modes but the largest."""
     longest = max(range(len(modes)), key=lambda i: modes[i])
-    others = [i for i in range(len(modes)) if i != longest]
-    columns = prod(modes[i] for i in others)
+    short = [i for i in range(len(modes)) if i != longest]
+    columns = prod(modes[i] for i in short)
     grid = torch.arange(columns, device=tensors.device)
     factors: list[Tensor] = [torch.empty(0)] * len(modes)
-    for i in reversed(others):
+    for i in reversed(short):
         unit = torch.nn.functional.one_hot(grid % modes[i], modes[i]).T.to(tensors.dtype)
         factors[i] = unit.expand(tensors.shape[0], -1, -1)
         grid = grid // modes[i]
-    moved = tensors.movedim(1 + longest, 1)  # (K, longest, others...)
+    moved = tensors.movedim(1 + longest, 1)  # (K, longest, short...)
     factors[longest] = moved.reshape(tensors.shape[0], modes[longest], columns)
     return factors, columns

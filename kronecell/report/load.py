@@ -1,4 +1,4 @@
-"""Read run directories. What is missing or damaged is said about that run and stops nothing."""
+"""Read run directories. A missing or damaged file is reported for its run and does not stop the rest."""
 
 from __future__ import annotations
 

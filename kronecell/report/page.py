@@ -36,7 +36,7 @@ def write_report(
     notes: Sequence[str] = (),
     progress: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Group], list[Broken]]:
-    """Write the page of all runs below the folders; `notes` stand under its title, `progress` hears what is done."""
+    """Write the page of all runs below the folders; `notes` appear under its title, `progress` gets each stage."""
     loaded, broken = load_runs(runs)
     groups = group_runs(loaded)
     text = page(groups, broken, title, notes, progress)

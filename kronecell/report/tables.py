@@ -135,7 +135,7 @@ COLUMNS = (
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Column]:
-    """All columns but those of the paper that nobody fills."""
+    """All columns but those of the paper that no group fills."""
     return [column for column in COLUMNS if not column.paper or any(column.cell(group).text for group in groups)]
 
 

@@ -3,8 +3,8 @@
     checkpoint.json                   written last; names the file with the tensors
     checkpoint-STEP.safetensors       model, optimiser and random generators
 
-A kill between the two leaves the old pair; the file nobody names is deleted by the next save. Nothing is pickled, and
-nothing depends on how many processes were training.
+A kill between the two writes leaves the old pair; the next save deletes tensors that checkpoint.json does not
+name. Nothing is pickled, and nothing depends on how many processes were training.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ NORMALISATIONS = ("pixel", "frame")
 class VideoClassifier(nn.Module):
     """(batch, time, M) uint8 or float -> (batch, classes) scores.
 
-    A byte p becomes (p / 255 - pixel_mean) * input_gain; with normalise="frame" every frame is brought to mean 0 and
-    rms 1 first. The gain matters: torch draws W for inputs of about hidden_size numbers, and 57,600 pixels drive every
-    gate into saturation; for inputs of rms 1 a gain of sqrt(3 H / M) starts the gates at unit variance.
+    A byte p becomes (p / 255 - pixel_mean) * input_gain; with normalise="frame" every frame is first shifted and
+    scaled to mean 0 and rms 1. The gain matters: torch draws W for about hidden_size inputs, so 57,600 pixels saturate
+    every gate; for inputs of rms 1 a gain of sqrt(3 H / M) starts the gates at unit variance.
 
     >>> model = VideoClassifier(576, 16, 11, input_format="kcp:m=24x24,n=4x4,K=2,CA=2,CB=2")
     >>> model(torch.zeros(2, 6, 576, dtype=torch.uint8)).shape
@@ -72,7 +72,7 @@ class VideoClassifier(nn.Module):
         return self.classifier(self.dropout(hidden[-1]))
 
     def normalised(self, frames: Tensor) -> Tensor:
-        """What the recurrent layer reads, in float."""
+        """The input of the recurrent layer, in float."""
         x = frames.to(self.classifier.weight.dtype)
         if self.normalise == "pixel":
             x = x * (self.input_gain / 255.0)

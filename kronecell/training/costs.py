@@ -65,4 +65,4 @@ def latency_ms(model: VideoClassifier, frames: int) -> float:
         started = time.perf_counter()
         model(clip).sum().item()
         times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[1:])  # the first call makes plans and warms caches
+    return 1e3 * statistics.median(times[1:])  # the first call is slower: plans are made and caches are cold

@@ -1,4 +1,4 @@
-"""Training seen from outside: a live line on a terminal, plain lines on stderr elsewhere, TensorBoard if installed."""
+"""What a run shows: a live line on a terminal, plain lines on stderr elsewhere, TensorBoard if installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kronecell.training.loop import Progress, Watch
+from kronecell.training.loop import Callbacks, Progress
 
 EVERY = 5.0  # seconds between plain lines within an epoch
 
 
-class Display(Watch):
+class Display(Callbacks):
     """Shows loss, accuracy, clips per second and the time left of one run."""
 
     def __init__(self, title: str, epochs: int, max_seconds: float = 0.0, show: bool = True) -> None:
@@ -51,7 +51,7 @@ class Display(Watch):
             self.top1 = f", top-1 {row['top1']:.1%}"
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -73,7 +73,7 @@ def _bar(title: str, epochs: int) -> tuple[Any, Any]:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:  # a bar is a nicety; plain lines say the same
+    except ImportError:  # the bar is optional; plain lines say the same
         return None, None
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[facts]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
@@ -81,7 +81,7 @@ def _bar(title: str, epochs: int) -> tuple[Any, Any]:
     return bar, bar.add_task(title, total=epochs, facts="")
 
 
-class TensorBoard(Watch):
+class TensorBoard(Callbacks):
     """The metrics of every epoch for TensorBoard; does nothing where it is not installed."""
 
     def __init__(self, folder: Path) -> None:

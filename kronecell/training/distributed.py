@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kronecell.errors import KronecellError
 
-PATIENCE = timedelta(hours=6)  # rank 0 may decode a whole data set while the others wait
+PATIENCE = timedelta(hours=6)  # rank 0 may decode a whole data set while the other ranks wait
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that train together."""
+    """This process's rank among those that train together."""
 
     rank: int = 0
     size: int = 1
@@ -40,7 +40,7 @@ class World:
         return [*map(float, tensor)]
 
     def texts(self, text: str) -> list[str]:
-        """The text of every process, in the order of ranks; as bytes, because objects would travel as pickles."""
+        """The text of every process, in the order of ranks; as bytes, because objects would be pickled."""
         if self.size == 1:
             return [text]
         data = text.encode("utf-8", "surrogateescape")
@@ -56,7 +56,7 @@ class World:
         return parts
 
     def wait(self) -> None:
-        """Return when every process has come here."""
+        """Return when every process has called this."""
         if self.size > 1:
             dist.barrier()
 

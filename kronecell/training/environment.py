@@ -1,4 +1,4 @@
-"""The machine and the versions a result came from; nothing that names a person, a host or a path."""
+"""The machine and the versions a result came from; no person, host or path is named."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The training loop in plain view: `fit` and `evaluate`, for one process or for those of a World.
+"""The training loop, in one visible function: `fit`, and `evaluate`, for one process or for those of a World.
 
-Nothing here knows files: `save` is called when a checkpoint is due, `watch` hears of every step and epoch. A run that
-was interrupted continues with the same numbers, because all that happens in a step follows from (seed, epoch, step).
+The loop writes no files: it calls `save` when a checkpoint is due, and `callbacks` after every step and epoch. An
+interrupted run continues with the same numbers, because everything in a step follows from (seed, epoch, step).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Progress:
         return asdict(self)
 
     def close_epoch(self, top1: float | None, eval_seconds: float) -> dict[str, Any]:
-        """Turn the sums of the epoch into its line of metrics and start the next."""
+        """The epoch's line of metrics from its sums; the next epoch starts."""
         row = {
             "epoch": self.epoch,
             "loss": self.loss_sum / max(self.seen, 1.0),
@@ -90,8 +90,8 @@ class Progress:
         return row
 
 
-class Watch:
-    """What a caller may want to hear; every method may be left out."""
+class Callbacks:
+    """What `fit` calls as it goes; a subclass overrides the methods it needs."""
 
     def on_step(self, progress: Progress, steps: int) -> None:
         """After a step; `steps` is how many the epoch has."""
@@ -120,16 +120,16 @@ def fit(
     progress: Progress | None = None,
     world: World | None = None,
     save: Callable[[Progress], object] | None = None,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train until the epochs, the time or the patience of `settings` are used up; continues from `progress`.
 
-    `save(progress)` is called on every rank whenever a checkpoint is due. `should_stop` is asked after every step: if
-    it says yes on any rank, the checkpoint is saved and Interrupted is raised on all of them.
+    `save(progress)` is called on every rank whenever a checkpoint is due. `should_stop` is called after every step: if
+    it returns True on any rank, the checkpoint is saved and Interrupted is raised on all of them.
     """
     check_settings(settings)
-    world, watch, progress = world or World(), watch or Watch(), progress or Progress()
+    world, callbacks, progress = world or World(), callbacks or Callbacks(), progress or Progress()
     save = save or (lambda progress: None)
     optimiser = optimiser or make_optimiser(model, settings)
     replica = world.wrap(model)
@@ -140,10 +140,10 @@ def fit(
         for batch in train if progress.step < len(train) and not _out_of_time(progress, settings) else ():
             sums = _train_step(replica, optimiser, batch, progress, settings, world, len(train), should_stop())
             now = time.monotonic()
-            # Time is averaged over the ranks, because all of them must take the same decisions from it.
+            # Time is averaged over the ranks, because every rank must decide the same from it.
             elapsed, due = world.totals([(now - started) / world.size, now - saved_at >= settings.checkpoint_seconds])
             _add(progress, sums, elapsed)
-            watch.on_step(progress, len(train))
+            callbacks.on_step(progress, len(train))
             stop = sums[3] > 0
             if stop or due:
                 save(progress)
@@ -159,14 +159,14 @@ def fit(
         if last or (progress.epoch + 1) % settings.eval_every == 0:
             try:
                 top1 = evaluate(
-                    model, valid, train.batch_size, settings.precision, world, watch.on_evaluation, should_stop
+                    model, valid, train.batch_size, settings.precision, world, callbacks.on_evaluation, should_stop
                 )
             except Interrupted:
                 save(progress)  # with all steps of the epoch done: only the validation is repeated
                 raise
         best = progress.best_epoch
         row = progress.close_epoch(top1, time.monotonic() - started)
-        watch.on_epoch(row, progress.best_epoch != best)
+        callbacks.on_epoch(row, progress.best_epoch != best)
     save(progress)
     return progress
 
@@ -181,9 +181,9 @@ def _train_step(
     steps: int,
     stop: bool,
 ) -> list[float]:
-    """One step; returns the sums over all ranks of loss, correct answers, clips, and wishes to stop."""
+    """One step; returns the sums over all ranks of loss, correct answers, clips, and ranks that should stop."""
     replica.train()
-    # Drawn from (seed, epoch, step, rank): dropout is the same after a resume, with no state to carry along.
+    # Drawn from (seed, epoch, step, rank): dropout is the same after a resume, with no state to save.
     torch.manual_seed(_mix(settings.seed, progress.epoch, progress.step, world.rank))
     rate = settings.learning_rate * _schedule(settings, progress, steps)
     for group in optimiser.param_groups:
@@ -228,7 +228,7 @@ def _add(progress: Progress, sums: list[float], seconds: float) -> None:
 
 
 def _schedule(settings: TrainSettings, progress: Progress, steps: int) -> float:
-    """What the learning rate is multiplied with; a function of the step, or of a limited time: there is no state."""
+    """The factor of the learning rate: a function of the step, or of the time where that is limited, without state."""
     if settings.schedule == "constant":
         return 1.0
     done = (progress.epoch * steps + progress.step) / (settings.epochs * steps)
@@ -284,7 +284,7 @@ def average_over(epochs: int) -> int:
 
 
 def check_settings(settings: TrainSettings) -> None:
-    """Refuse what cannot be meant, naming the setting."""
+    """Refuse settings that make no sense, by name."""
     for name, least in (("epochs", 1), ("eval_every", 1), ("early_stop", 0)):
         if getattr(settings, name) < least:
             raise KronecellError(f"{name} must be at least {least}, got {getattr(settings, name)}")

@@ -1,4 +1,4 @@
-"""Where a run differs from the paper's protocol, in words, so that no figure is compared with one it cannot be."""
+"""Where a run differs from the paper's protocol, in words: figures compare only where the protocols agree."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from kronecell.training.experiment import (
     parse_overrides,
     read_toml,
 )
-from kronecell.training.loop import Diverged, Interrupted, Progress, Watch, average_over, fit, make_optimiser
+from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, average_over, fit, make_optimiser
 from kronecell.training.protocol import deviations
 from kronecell.training.splits import loaders, settle_folds
 
@@ -113,7 +113,7 @@ def _train(
     settings = experiment.train_settings(seed)
     optimiser = make_optimiser(model, settings)
     progress = _resume(folder, model, optimiser, store, experiment)
-    book = _Book(folder, world, model, progress, experiment.epochs)
+    records = _Records(folder, world, model, progress, experiment.epochs)
     display = Display(f"{experiment.name} fold {fold} seed {seed}", experiment.epochs, experiment.max_seconds, show)
     if not (show and world.is_main):
         display.close()
@@ -136,7 +136,7 @@ def _train(
             progress=progress,
             world=world,
             save=save,
-            watch=_Everyone(book, display, board),
+            callbacks=_All(records, display, board),
             should_stop=should_stop,
         )
     except Diverged as error:
@@ -175,29 +175,29 @@ def _resume(
     return Progress(**facts["progress"])
 
 
-class _Everyone(Watch):
-    def __init__(self, *watches: Watch | None) -> None:
-        self.watches = [watch for watch in watches if watch is not None]
+class _All(Callbacks):
+    def __init__(self, *parts: Callbacks | None) -> None:
+        self.parts = [part for part in parts if part is not None]
 
     def on_step(self, progress: Progress, steps: int) -> None:
-        for watch in self.watches:
-            watch.on_step(progress, steps)
+        for part in self.parts:
+            part.on_step(progress, steps)
 
     def on_evaluation(self, done: int, total: int) -> None:
-        for watch in self.watches:
-            watch.on_evaluation(done, total)
+        for part in self.parts:
+            part.on_evaluation(done, total)
 
     def on_epoch(self, row: dict[str, Any], improved: bool) -> None:
-        for watch in self.watches:
-            watch.on_epoch(row, improved)
+        for part in self.parts:
+            part.on_epoch(row, improved)
 
 
-class _Book(Watch):
+class _Records(Callbacks):
     """Keeps metrics.jsonl, status.json and the best weights on rank 0."""
 
     def __init__(self, folder: Path, world: World, model: torch.nn.Module, progress: Progress, epochs: int) -> None:
         self.folder, self.world, self.model, self.epochs = folder, world, model, epochs
-        # Lines after the checkpoint are of steps that will be made again.
+        # Lines after the checkpoint belong to steps that will run again.
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         if world.is_main:
             write_atomically(folder / "metrics.jsonl", lambda path: path.write_text(lines))
@@ -311,20 +311,20 @@ def _lock(folder: Path, world: World) -> Iterator[None]:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT ask for a stop at the next step; a second one is obeyed at once."""
-    asked: list[int] = []
+    """SIGTERM and SIGINT ask for a stop at the next step; a second one stops at once."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield lambda: False
         return
 
-    def ask(number: int, frame: object) -> None:
-        if asked:
+    def receive(number: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
-    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -333,7 +333,7 @@ def _stop_on_signals() -> Iterator[Callable[[], bool]]:
 def _status(
     folder: Path, world: World, state: str, message: str, epoch: int | None = None, epochs: int | None = None
 ) -> None:
-    """Say how the run is; where even that cannot be written (a full disk), the error that led here matters more."""
+    """Write status.json; where that fails too (a full disk), the error that led here is the one to report."""
     if not world.is_main:
         return
     path = folder / "status.json"

@@ -10,7 +10,11 @@ from kronecell.errors import DataError, KronecellError
 from kronecell.training.distributed import World
 from kronecell.training.experiment import Experiment
 
-FOLDS: dict[str, Any] = {"k": 5, "seed": 0, "method": "group"}  # for a store without folds; `kronecell data prepare` makes the same
+FOLDS: dict[str, Any] = {
+    "k": 5,
+    "seed": 0,
+    "method": "group",
+}  # for a store without folds; `kronecell data prepare` makes the same
 
 
 def settle_folds(experiment: Experiment, store: Store | None) -> Experiment:

@@ -1,4 +1,4 @@
-"""The error that the data sees: |X (W - W')| for calibration inputs X instead of |W - W'|.
+"""The error on data: |X (W - W')| for calibration inputs X instead of |W - W'|.
 
 X W' is the network of W' with one more tensor, X, which takes part and never changes; so the refinement of the plain
 error refines this one too. With at most as many columns as fit a square matrix, X is first replaced by the triangular

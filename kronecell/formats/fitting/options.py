@@ -1,4 +1,4 @@
-"""What a fit may spend and how it reports: one immutable record handed down from `from_dense`."""
+"""Limits and progress of a fit: one immutable record that `from_dense` passes down."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class FitOptions:
     joint       end with steps of all factors at once where they are few (far better fits, several times the time)
     tolerance   stop when a round lowers the relative error by less than this part
     starts      random starts besides the closed form; None is the format's own number
-    seed        everything random comes from here
+    seed        of everything random
     max_memory  bytes above the arguments; a fit that would need more is refused before it starts
-    progress    called with one line of text now and then
+    progress    called with one line of text every few steps
     """
 
     refine: bool = True
@@ -41,7 +41,7 @@ class FitOptions:
             )
 
     def report(self, text: str) -> None:
-        """Tell the listener, if there is one."""
+        """Call `progress`, if there is one."""
         if self.progress is not None:
             self.progress(text)
 

@@ -1,4 +1,4 @@
-"""Refinement of factors from one or several starts: alternate while it pays, then all factors at once."""
+"""Refinement of factors from one or several starts: alternate while that helps, then all factors at once."""
 
 from __future__ import annotations
 

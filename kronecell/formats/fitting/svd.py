@@ -1,6 +1,6 @@
 """Truncated singular value decompositions that never make a square factor of the long side.
 
-Three ways, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, accumulated in
+Three methods, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, accumulated in
 float64, for short-and-wide or tall-and-narrow ones (a 32 x 460,800 unfolding costs one pass over the data); a
 randomised range finder with power iterations where both sides are long. The Gram matrix squares the condition number:
 a float64 basis is good to about 1e-8 of the largest singular value. Where less than that is cut off, the small
@@ -64,7 +64,7 @@ def gram(A: Tensor) -> Tensor:
 
 
 def _needs_more_digits(values: Tensor, rank: int) -> bool:
-    """Whether squaring hides what is cut off, or the last direction that is kept: then QR is worth its price."""
+    """Whether squaring hides what is cut off, or the last direction that is kept: then QR is worth its cost."""
     lost = values[: max(0, len(values) - rank)].clamp_min(0).sum()
     last = values[max(0, len(values) - rank)]
     return bool(last < 1e-12 * values[-1]) or (rank < len(values) and bool(lost < 1e-10 * values.sum()))

@@ -103,7 +103,7 @@ class Question:
 
     @property
     def product(self) -> Product:
-        """What the library chooses a way to run for."""
+        """The product for which the library chooses a plan."""
         shared = self.shared if isinstance(self.shared, bool) else tuple(self.shared)
         return Product(self.format, bucket(self.rows), self.gates, shared, grad=False)
 

@@ -45,12 +45,12 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def hosts(self) -> set[str]:
-        """Names under which this machine may ask; a page elsewhere that resolves to here has another."""
+        """Host names of this machine; a foreign page whose name resolves to this machine sends another."""
         return {f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Page, script, style, and two questions."""
+    """Page, script, style, and the two requests of the page."""
 
     server: Server
     server_version = "kronecell"
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):  # the browser asked anew before this was ready
+        except (BrokenPipeError, ConnectionResetError):  # the browser sent a new request before this was ready
             self.close_connection = True
 
     def log_message(self, format: str, *arguments: Any) -> None:
