@@ -127,7 +127,9 @@ inline void check_rows(const char* op, const char* name, const Tensor& tensor, c
 
 inline Tensor copy_of(const Tensor& tensor) {
     Tensor copy = new_floats(tensor, {tensor.size(0), tensor.size(1)});
-    return torch::stable::copy_(copy, tensor);
+    if (!tensor.is_contiguous()) return torch::stable::copy_(copy, tensor);
+    std::copy_n(floats(tensor), tensor.numel(), floats_of(copy));
+    return copy;
 }
 inline Tensor copy_or_zeros(const MaybeTensor& tensor, const Tensor& like) {
     return tensor ? copy_of(*tensor) : new_zero_floats(like, {like.size(0), like.size(1)});

@@ -226,24 +226,19 @@ INLINE int panels_together(long rows) {
 APART void multiply_columns(const float* x, long x_row, const Columns& w, float* to, long to_row, long rows, bool add) {
     const int together = panels_together(rows);
     const long whole = w.columns / PANEL * PANEL;
-    for (long s = 0; s < w.depth; s += DEPTH) {
-        const long deep = w.depth - s < DEPTH ? w.depth - s : DEPTH;
-        const bool from = add || s;
-        const Operand operand{x + s, x_row, 1};
-        Panel panel{w.body.at + s * w.body.next, w.body.next, w.body.apart};
-        long c = 0;
-        for (; c < whole;) {
-            const Result result{to + c, to_row, from ? to + c : nullptr, to_row};
-            const int now = together > 1 && c + together * PANEL <= whole ? together : 1;
+    for (long c = 0, now = 1; c < w.columns; c += now * PANEL) {
+        const bool body = c < whole;
+        now = body && c + together * PANEL <= whole ? together : 1;
+        const long some = body ? now * PANEL : w.columns - c;
+        Panel panel = body ? Panel{w.body.at + c / PANEL * w.body.apart, w.body.next, w.body.apart} : w.tail;
+        Result result{to + c, to_row, add ? to + c : nullptr, to_row};
+        for (long s = 0; s < w.depth; s += DEPTH, panel.at += DEPTH * panel.next, result.start = to + c) {
+            const long deep = w.depth - s < DEPTH ? w.depth - s : DEPTH;
             if (now > 1)
-                some_panels(operand, panel, result, deep, (int)rows);
+                some_panels(Operand{x + s, x_row, 1}, panel, result, deep, (int)rows);
             else
-                multiply_panel(operand, panel, result, rows, PANEL, deep);
-            c += now * PANEL, panel.at += now * panel.apart;
+                multiply_panel(Operand{x + s, x_row, 1}, panel, result, rows, some, deep);
         }
-        if (c < w.columns)
-            multiply_panel(operand, Panel{w.tail.at + s * w.tail.next, w.tail.next, 0}, Result{to + c, to_row, from ? to + c : nullptr, to_row},
-                           rows, w.columns - c, deep);
     }
     if (!w.depth && !add)
         for (long i = 0; i < rows; i++) memset(to + i * to_row, 0, sizeof(float) * w.columns);

@@ -53,8 +53,14 @@ inline Tensor made_contiguous(const Tensor& tensor) {
 inline const float* floats(const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); }
 inline float* floats_of(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
-inline Tensor new_floats(const Tensor& like, std::vector<int64_t> shape) {
-    return torch::stable::new_empty(like, shape, ScalarType::Float);
+// Directly, not through the dispatcher: that costs a microsecond, and some operators have five results.
+inline Tensor new_floats(const Tensor&, const std::vector<int64_t>& shape) {
+    std::vector<int64_t> strides(shape.size(), 1);
+    for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
+    AtenTensorHandle made;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                                                           aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
+    return Tensor(made);
 }
 inline Tensor new_zero_floats(const Tensor& like, std::vector<int64_t> shape) {
     return torch::stable::new_zeros(like, shape, ScalarType::Float);
