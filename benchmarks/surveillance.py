@@ -2,7 +2,7 @@
 
     python -m benchmarks.surveillance --data ../shared/data/surveillance --out runs/surveillance
 
-Runs are experiments/surveillance-*.toml in run directories, so an interrupted benchmark continues where it was. Every
+Runs are the packaged experiments surveillance-*, in run directories: an interrupted benchmark continues. Every
 format has the same epochs. The headline is the accuracy of the LAST epoch: nothing is chosen on the validation fold.
 The best validated epoch, which is what the paper reports as Top-1, stands beside it and is optimistic.
 """

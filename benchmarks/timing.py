@@ -81,7 +81,7 @@ def interleave(
 
 
 def sample(call: Call, count: int) -> float:
-    """Seconds per call. With one thread these are the processor's, which others on the machine do not take part in."""
+    """Seconds per call. With one thread this is processor time, which other processes do not add to."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     for _ in range(count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -68,12 +69,12 @@ def test_imports_go_downward_only() -> None:
     assert wrong == []
 
 
-def test_no_private_names_of_torch_and_no_foreign_functions() -> None:
+def test_nothing_from_torch_c_and_no_foreign_functions() -> None:
     wrong = []
     for path in modules():
         attributes = {ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
         for name in imported(path) | attributes:
-            if name.startswith("torch._") or name.partition(".")[0] == "ctypes":
+            if name.startswith("torch._C") or name.partition(".")[0] == "ctypes":
                 wrong.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert wrong == []
 
@@ -142,3 +143,63 @@ def test_every_file_that_is_no_module_is_package_data_and_every_pattern_finds_on
 def test_modules_import_on_systems_without_posix_locks() -> None:
     modules = "kronecell.data.cache, kronecell.training.run, kronecell.cli.main, kronecell.deploy.atomic"
     loaded_by(f"sys.modules['fcntl'] = None; import {modules}")
+
+
+ROOT = PACKAGE.parent
+FENCE = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+
+
+def outside_sources() -> list[tuple[str, str]]:
+    """(name, code) of benchmarks, examples, scripts of the documentation and every Python block of its pages."""
+    scripts = [path for folder in ("benchmarks", "examples", "docs") for path in sorted((ROOT / folder).glob("*.py"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [(path.name, path.read_text()) for path in scripts]
+    return found + [(page.name, code) for page in pages for code in FENCE.findall(page.read_text())]
+
+
+def defined(module: Path) -> set[str]:
+    """Names at the top level of a file, those it imports and those a lazy table quotes among them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def file_of(module: str) -> Path | None:
+    path = ROOT / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def test_what_benchmarks_examples_and_pages_import_exists() -> None:
+    """By reading alone: a module that was renamed is noticed without running every benchmark."""
+    missing = []
+    for source, code in outside_sources():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                named = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                named = [(node.module or "", alias.name) for alias in node.names]
+            else:
+                continue
+            for module, name in named:
+                if module.partition(".")[0] != "kronecell":
+                    continue
+                file = file_of(module)
+                if file is None or (name and file_of(f"{module}.{name}") is None and name not in defined(file)):
+                    missing.append(f"{source}: {module} {name}".rstrip())
+    assert missing == []
+
+
+def test_the_api_page_names_what_exists() -> None:
+    missing = []
+    for name in re.findall(r"^::: (\S+)", (ROOT / "docs" / "api.md").read_text(), re.M):
+        module, _, last = name.rpartition(".")
+        file = file_of(module)
+        if file_of(name) is None and (file is None or last not in defined(file)):
+            missing.append(name)
+    assert missing == []

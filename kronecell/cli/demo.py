@@ -153,7 +153,7 @@ def _notes(results: dict[str, dict[str, Any]], seconds: float, classes: int) -> 
         "of figure the paper gives; that of the model also counts what stays dense: U and the classifier.",
         f"Same budget for all: {EPOCHS} epochs or {seconds:g} s of training steps. Ended by the time: "
         f"{', '.join('dense' if label == 'Ori' else label for label in cut) or 'none'}; dense made {dense['steps']} "
-        f"steps in {dense['epochs']} epochs and is not trained to its end (--seconds gives more).",
+        f"steps in {dense['epochs']} epochs and was stopped before it converged (--seconds gives more).",
         "One fold, one seed, rates and gains chosen on this very fold: a demonstration. benchmarks/results has "
         "measurements.",
     ]

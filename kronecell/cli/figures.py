@@ -36,6 +36,7 @@ def figures(
 
     if kind not in KINDS:
         raise KronecellError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    pyplot()  # says that matplotlib is missing before anything is written
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

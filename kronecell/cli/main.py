@@ -43,7 +43,10 @@ def _root(
 
 def build() -> typer.Typer:
     """The typer application over COMMANDS."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=_root)
+    names = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(
+        no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=_root, context_settings=names
+    )
     for name, command in COMMANDS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)

@@ -146,7 +146,7 @@ def _comparison(groups: Sequence[Group]) -> str:
         "set.</p>"
     )  # fmt: skip
     return (
-        "<h2>Comparison</h2><p>Two ratios, because they differ by far: that of W, the input weights, which is the "
+        "<h2>Comparison</h2><p>Two ratios, which differ widely: that of W, the input weights, which is the "
         "paper's figure, and that of the whole model, whose recurrent weights U and classifier stay dense. Click a "
         f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats)
     )

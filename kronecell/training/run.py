@@ -79,11 +79,13 @@ def run(
     world.wait()  # every process reads before one of them writes
     if finished is not None:
         return finished
+    # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
+    batches, classes = loaders(experiment, store, fold, seed, world), _classes(experiment, store)
     with _lock(folder, world):
         _settle_config(folder, experiment, world)
         try:
             with _stop_on_signals() as should_stop:
-                return _train(folder, experiment, store, fold, seed, world, show, notes, should_stop)
+                return _train(folder, experiment, store, batches, classes, fold, seed, world, show, notes, should_stop)
         except Interrupted:
             _status(folder, world, "interrupted", "stopped by a signal; run again to continue")
             raise
@@ -99,6 +101,8 @@ def _train(
     folder: Path,
     experiment: Experiment,
     store: Store,
+    batches: tuple[Loader, Loader],
+    classes: int,
     fold: int,
     seed: int,
     world: World,
@@ -106,8 +110,7 @@ def _train(
     notes: Sequence[str],
     should_stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    train, valid = loaders(experiment, store, fold, seed, world)
-    classes = _classes(experiment, store)
+    train, valid = batches
     torch.manual_seed(seed)
     model = experiment.build_model(classes).to(world.device)
     settings = experiment.train_settings(seed)

@@ -55,6 +55,18 @@ def test_mistakes_are_one_line_exit_2_and_leave_nothing_behind(
     assert not [path for path in after if path.name in ("result.json", "metrics.jsonl", "checkpoint.json")]
 
 
+def test_the_advice_of_an_error_can_be_followed_in_the_same_folder(
+    capsys: pytest.CaptureFixture[str],
+    store: Store,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    words = ("train", toml_file(tmp_path, epochs=1), "--data", store.root, "--out", tmp_path / "runs")
+    code, _, err = call(capsys, *words, "--set", "classes=5")
+    assert code == 2 and "--set classes=0 takes what the data has" in err
+    code, out, _ = call(capsys, *words, "--set", "classes=0")
+    assert code == 0 and "top-1" in out
+
+
 def test_an_unknown_experiment_and_a_broken_file_are_named(
     capsys: pytest.CaptureFixture[str],
     store: Store,  # noqa: F811
