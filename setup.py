@@ -1,4 +1,4 @@
-"""Builds csrc/*.cpp into kronecell/_kernels.so: torch operators, no Python in them, so that one wheel serves every Python.
+"""Builds csrc/*.cpp into kronecell/_kernels.so: torch operators without Python in them: one wheel serves every Python.
 
 Without a compiler, without torch in the build environment, or when compilation fails, installation goes on without
 kernels and says why; KRONECELL_REQUIRE_KERNELS=1 makes that an error. KRONECELL_CXXFLAGS adds compiler flags.
@@ -25,7 +25,7 @@ SOURCES = sorted(HERE.glob("csrc/*.cpp"))
 HEADERS = sorted(HERE.glob("csrc/*.h"))
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"),
-    # One rounding for a product and its sum wherever the processor has it: rows then have the same bits in every kernel.
+    # A product and its sum are rounded once wherever the processor can: a row has the same bits in every block.
     "-ffp-contract=fast",
     # Registers are passed only between functions that are inlined.
     "-Wno-psabi",

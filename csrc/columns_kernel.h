@@ -3,8 +3,7 @@
 
 constexpr long AHEAD = 8192;   // bytes of x that are prefetched before they are needed, at least
 constexpr int TALL_BLOCK = 12;  // rows at once
-constexpr int DOTS = 4;         // columns up to which sums are made along the rows
-constexpr int DOT_ROWS = LANES == 16 ? 6 : 3;
+constexpr int DOTS = LANES / 2;  // columns up to which sums are made along the rows: they would fill half a register
 
 // Bytes as numbers.
 INLINE void convert(const uint8_t* from, float* to, long size) {
@@ -46,6 +45,20 @@ struct ConvertNext {
     }
 };
 
+template <class Beside>
+INLINE void tall_quads(const float* x, long depth, const float* packed, float* out, long columns, const Beside& beside) {
+    constexpr int half = TALL_BLOCK / 2;
+    quad_block<half>(x, depth, packed, out, columns, depth, beside);
+    quad_block<half>(x + half * depth, depth, packed, out + half * columns, columns, depth, Idle());
+}
+
+INLINE void rest_of_quads(const float* x, const float* packed, float* out, long rows, long depth, long columns) {
+    long r = 0;
+    for (; r + 2 <= rows; r += 2)
+        quad_block<2>(x + r * depth, depth, packed, out + r * columns, columns, depth, Idle());
+    if (r < rows) quad_block<1>(x + r * depth, depth, packed, out + r * columns, columns, depth, Idle());
+}
+
 // TALL_BLOCK rows by all columns; `beside` runs with the first panel.
 template <class Beside>
 INLINE void tall_block(const float* x, long depth, const float* packed, float* out, long columns, const Beside& beside) {
@@ -68,6 +81,7 @@ INLINE void tall_block(const float* x, long depth, const float* packed, float* o
 }
 
 // `later`, of which `asked` numbers a row are prefetched, is what is read after these rows; without it they go on.
+template <bool quads>
 APART void float_rows(const float* x, const float* packed, float* out, long rows, long depth, long columns,
                       const float* later, long asked) {
     const long ahead = (AHEAD / (TALL_BLOCK * depth * 4) + 1) * TALL_BLOCK * depth;
@@ -75,109 +89,151 @@ APART void float_rows(const float* x, const float* packed, float* out, long rows
     long r = 0;
     for (; r + TALL_BLOCK <= rows; r += TALL_BLOCK) {
         const float* here = x + r * depth;
-        tall_block(here, depth, packed, out + r * columns, columns, Prefetch{later ? later + r * asked : here + ahead, lines});
+        const Prefetch prefetch{later ? later + r * asked : here + ahead, lines};
+        if (quads)
+            tall_quads(here, depth, packed, out + r * columns, columns, prefetch);
+        else
+            tall_block(here, depth, packed, out + r * columns, columns, prefetch);
     }
-    multiply_panels(Operand{x + r * depth, depth, 1}, packed, Result{out + r * columns, columns, nullptr, 0}, rows - r,
-                    columns, depth);
+    x += r * depth, out += r * columns;
+    if (quads)
+        rest_of_quads(x, packed, out, rows - r, depth, columns);
+    else
+        multiply_panels(Operand{x, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
 }
 
 // `scratch` is room for two blocks of rows.
+template <bool quads>
 APART void byte_rows(const uint8_t* x, const float* packed, float* scratch, float* out, long rows, long depth, long columns) {
     float *now = scratch, *then = scratch + TALL_BLOCK * depth + LINE;  // not whole pages apart
     long r = 0;
     if (rows >= TALL_BLOCK) convert(x, now, TALL_BLOCK * depth);
-    for (; r + TALL_BLOCK <= rows; r += TALL_BLOCK) {
-        const uint8_t* next = x + (r + TALL_BLOCK) * depth;
-        if (r + 2 * TALL_BLOCK <= rows)
-            tall_block(now, depth, packed, out + r * columns, columns, ConvertNext{next, then, depth});
+    for (; r + TALL_BLOCK <= rows; r += TALL_BLOCK, out += TALL_BLOCK * columns) {
+        const ConvertNext next{x + (r + TALL_BLOCK) * depth, then, depth};
+        const bool more = r + 2 * TALL_BLOCK <= rows;
+        if (quads && more)
+            tall_quads(now, depth, packed, out, columns, next);
+        else if (quads)
+            tall_quads(now, depth, packed, out, columns, Idle());
+        else if (more)
+            tall_block(now, depth, packed, out, columns, next);
         else
-            tall_block(now, depth, packed, out + r * columns, columns, Idle());
+            tall_block(now, depth, packed, out, columns, Idle());
         float* swap = now;
         now = then, then = swap;
     }
     convert(x + r * depth, now, (rows - r) * depth);
-    multiply_panels(Operand{now, depth, 1}, packed, Result{out + r * columns, columns, nullptr, 0}, rows - r, columns, depth);
+    if (quads)
+        rest_of_quads(now, packed, out, rows - r, depth, columns);
+    else
+        multiply_panels(Operand{now, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
 }
 
-// The sums of the numbers in each of DOTS registers.
+// The sums of the numbers in each of four registers.
 INLINE void sums_across(const vec* v, float* to) {
-#if defined(__x86_64__) && KERNEL_WIDTH >= 8
-    __m128 sums[DOTS];
-    for (int c = 0; c < DOTS; c++) {
-#if KERNEL_WIDTH == 16
-        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[c]), _mm512_extractf32x8_ps((__m512)v[c], 1));
+#if defined(__x86_64__) && KERNEL_WIDTH == 16
+    const __m512 four = (__m512)join_quads(v);
+    const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+#elif defined(__x86_64__) && KERNEL_WIDTH == 8
+    const __m256 two = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]), _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
 #else
-        const __m256 half = (__m256)v[c];
-#endif
-        sums[c] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    }
-    _mm_storeu_ps(to, _mm_hadd_ps(_mm_hadd_ps(sums[0], sums[1]), _mm_hadd_ps(sums[2], sums[3])));
-#else
-    for (int c = 0; c < DOTS; c++) {
+    for (int c = 0; c < 4; c++) {
         to[c] = v[c][0];
         for (int j = 1; j < LANES; j++) to[c] += v[c][j];
     }
 #endif
 }
 
-// DOTS columns of some rows at once, each as sums along the row: x is read a register at a time. w is filled with zeros up
-// to whole registers.
-template <int rows>
-INLINE void dots(const float* x, const float* w, float* out, long depth, long columns, const float* next) {
+// A register of numbers, of which `some` are there; behind them are zeros.
+INLINE vec numbers_at(const float* from, long some) { return load_some(from, some); }
+
+INLINE vec numbers_at(const uint8_t* from, long some) {
+#if defined(__x86_64__) && KERNEL_WIDTH == 16
+    const __mmask16 there = (__mmask16)(some >= LANES ? 0xffff : (1u << some) - 1);
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, from)));
+#else
+    vec v = {0};
+    convert(from, (float*)&v, some < LANES ? some : LANES);
+    return v;
+#endif
+}
+
+// Up to `most` columns of some rows at once, each as sums along the row: x is read a register at a time. w is filled with
+// zeros up to whole registers.
+template <int rows, int most, class Number>
+INLINE void dots(const Number* x, const float* w, float* out, long depth, long columns, const Number* next) {
     const long padded = (depth + LANES - 1) / LANES * LANES;
-    vec sums[rows][DOTS];
+    vec sums[rows][most];
     UNROLL(6)
     for (int i = 0; i < rows; i++) {
-        UNROLL(4)
-        for (int c = 0; c < DOTS; c++) sums[i][c] = (vec){0};
+        UNROLL(8)
+        for (int c = 0; c < most; c++) sums[i][c] = (vec){0};
     }
     for (long k = 0; k < padded; k += LANES) {
-        float end[rows][LANES];
-        const float* from = x + k;
-        long row = depth;
-        if (k + LANES > depth) {  // the last numbers of the rows, with zeros behind
-            for (int i = 0; i < rows; i++)
-                for (int j = 0; j < LANES; j++) end[i][j] = k + j < depth ? x[i * depth + k + j] : 0;
-            from = end[0], row = LANES;
-        }
         if (next)
-            for (int i = 0; i < rows * LANES; i += LINE) __builtin_prefetch(next + k * rows + i);
-        UNROLL(4)
-        for (int c = 0; c < DOTS; c++) {
+            for (int i = 0; i < rows * LANES; i += 64 / (int)sizeof(Number)) __builtin_prefetch(next + k * rows + i);
+        vec numbers[rows];
+        UNROLL(6)
+        for (int i = 0; i < rows; i++) numbers[i] = numbers_at(x + i * depth + k, depth - k);
+        UNROLL(8)
+        for (int c = 0; c < most; c++) {
+            const vec b = *(const vec*)(w + c * padded + k);
             UNROLL(6)
-            for (int i = 0; i < rows; i++) sums[i][c] += *(const vec*)(from + i * row) * *(const vec*)(w + c * padded + k);
+            for (int i = 0; i < rows; i++) sums[i][c] += numbers[i] * b;
         }
     }
     UNROLL(6)
     for (int i = 0; i < rows; i++) {
-        float four[DOTS];
-        sums_across(sums[i], four);
-        for (long c = 0; c < columns; c++) out[i * columns + c] = four[c];
+        float line[most];
+        for (int c = 0; c < most; c += 4) sums_across(sums[i] + c, line + c);
+        for (long c = 0; c < columns; c++) out[i * columns + c] = line[c];
     }
 }
 
-APART void dot_rows(const float* x, const float* w, float* out, long rows, long depth, long columns) {
-    const long ahead = (AHEAD / (DOT_ROWS * depth * 4) + 1) * DOT_ROWS * depth;
+template <int most, class Number>
+APART void dot_rows(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
+    constexpr int each = (LANES == 16 ? 24 : 12) / most;  // as many sums as leave registers for the rest
+    const long ahead = (AHEAD / (each * depth * (long)sizeof(Number)) + 1) * each * depth;
     long r = 0;
-    for (; r + DOT_ROWS <= rows; r += DOT_ROWS, x += DOT_ROWS * depth, out += DOT_ROWS * columns)
-        dots<DOT_ROWS>(x, w, out, depth, columns, x + ahead);
-    for (; r < rows; r++, x += depth, out += columns) dots<1>(x, w, out, depth, columns, nullptr);
+    for (; r + each <= rows; r += each, x += each * depth, out += each * columns)
+        dots<each, most>(x, w, out, depth, columns, x + ahead);
+    for (; r < rows; r++, x += depth, out += columns) dots<1, most>(x, w, out, depth, columns, (const Number*)nullptr);
 }
 
-INLINE bool by_dots(bool bytes, long depth, long columns) { return !bytes && columns <= DOTS && depth >= 4 * LANES; }
+template <class Number>
+INLINE void dot_product(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
+    if (columns <= 4)
+        dot_rows<4>(x, w, out, rows, depth, columns);
+    else
+        dot_rows<(DOTS > 4 ? DOTS : 4)>(x, w, out, rows, depth, columns);
+}
+
+INLINE bool by_dots(long depth, long columns) { return columns <= DOTS && depth >= 4 * LANES; }
+
+INLINE long dots_memory(long depth, long columns) {
+    return (columns <= 4 ? 4 : DOTS) * ((depth + LANES - 1) / LANES * LANES);
+}
+
+INLINE long packed_memory(long depth, long columns) {
+    return by_quads(columns) ? quads_memory(depth) : packed_size(depth, columns);
+}
 
 // Numbers of memory that a product needs: w as it is read, and scratch.
 long columns_memory(bool bytes, long depth, long columns) {
-    if (by_dots(bytes, depth, columns)) return DOTS * ((depth + LANES - 1) / LANES * LANES);
-    return packed_size(depth, columns) + (bytes ? 2 * TALL_BLOCK * depth + LINE : 0);
+    if (by_dots(depth, columns)) return dots_memory(depth, columns);
+    return packed_memory(depth, columns) + (bytes ? 2 * TALL_BLOCK * depth + LINE : 0);
 }
 
 // w (columns, depth) in that memory.
-void prepare_columns(const float* w, bool bytes, float* memory, long depth, long columns) {
-    if (by_dots(bytes, depth, columns)) {
+void prepare_columns(const float* w, float* memory, long depth, long columns) {
+    if (by_dots(depth, columns)) {
         const long padded = (depth + LANES - 1) / LANES * LANES;
-        memset(memory, 0, sizeof(float) * DOTS * padded);
+        memset(memory, 0, sizeof(float) * dots_memory(depth, columns));
         for (long c = 0; c < columns; c++) memcpy(memory + c * padded, w + c * depth, sizeof(float) * depth);
+    } else if (by_quads(columns)) {
+        pack_quads(w, memory, depth, columns);
     } else {
         pack_panels(w, 1, depth, memory, depth, columns);
     }
@@ -186,10 +242,16 @@ void prepare_columns(const float* w, bool bytes, float* memory, long depth, long
 // x is uint8 if `bytes`, else float.
 void few_columns(const void* x, bool bytes, float* memory, float* out, long rows, long depth, long columns,
                  const float* later, long asked) {
-    if (by_dots(bytes, depth, columns))
-        dot_rows((const float*)x, memory, out, rows, depth, columns);
+    if (by_dots(depth, columns) && bytes)
+        dot_product((const uint8_t*)x, memory, out, rows, depth, columns);
+    else if (by_dots(depth, columns))
+        dot_product((const float*)x, memory, out, rows, depth, columns);
+    else if (by_quads(columns) && bytes)
+        byte_rows<true>((const uint8_t*)x, memory, memory + quads_memory(depth), out, rows, depth, columns);
+    else if (by_quads(columns))
+        float_rows<true>((const float*)x, memory, out, rows, depth, columns, later, asked);
     else if (bytes)
-        byte_rows((const uint8_t*)x, memory, memory + packed_size(depth, columns), out, rows, depth, columns);
+        byte_rows<false>((const uint8_t*)x, memory, memory + packed_size(depth, columns), out, rows, depth, columns);
     else
-        float_rows((const float*)x, memory, out, rows, depth, columns, later, asked);
+        float_rows<false>((const float*)x, memory, out, rows, depth, columns, later, asked);
 }

@@ -2,6 +2,8 @@
 // numbers are 0 to 255.
 #include "matrices.h"
 
+#define KERNEL_FILE "quads_kernel.h"
+#include "widths.h"
 #define KERNEL_FILE "columns_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "sums_kernel.h"
@@ -61,7 +63,7 @@ static Tensor few_columns_op(Tensor x, Tensor weight) {
     float* to = floats_of(out);
     in_parallel(rows, rows * depth * columns, [&](long first, long last) {
         const Buffer memory(CALL(columns_memory, bytes, depth, columns));
-        CALL(prepare_columns, w, bytes, memory.get(), depth, columns);
+        CALL(prepare_columns, w, memory.get(), depth, columns);
         CALL(few_columns, from + first * depth * (bytes ? 1 : sizeof(float)), bytes, memory.get(), to + first * columns,
              last - first, depth, columns, nullptr, 0);
     });

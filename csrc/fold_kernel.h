@@ -194,7 +194,7 @@ void fold(const void* x, bool bytes, const float* w, const float* factors, float
     float *wider = sums + SETS * size, *tiles = wider + SETS * places * f.wide;
     float* transposed = tiles + (v ? width * ((depth + WIDE - 1) / WIDE * WIDE) : 0);
     float* made = transposed + (v ? places * width : 0);
-    prepare_columns(w, bytes, memory, depth, columns);
+    prepare_columns(w, memory, depth, columns);
     lay_out_factors(f, factors, laid_out);
     for (long i = 0; v && i < lines; i++)
         for (long p = 0; p < places; p++) transposed[p * width + i] = factors[i * places + p];

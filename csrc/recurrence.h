@@ -77,7 +77,7 @@ struct GruBackward {
 };
 
 // Rows of the batch that one thread takes through all steps, at most: their states stay in cache.
-constexpr long PART_ROWS = 96;
+constexpr long PART_ROWS = 128;
 // A product is summed up in pieces of this depth, whatever else: a row has the same bits alone and among others.
 constexpr long DEPTH = 256;
 // From this many steps on, a dense U is packed once. It does not depend on the batch, as the two ways differ by rounding.

@@ -58,7 +58,10 @@ INLINE void dots_block(const float* x, long x_row, const float* w, long w_row, f
     for (; k + LANES <= depth; k += LANES) {
         vec b[4 * fours];
         UNROLL(8)
-        for (int j = 0; j < 4 * fours; j++) b[j] = *(const vec*)(lines[j] + k);
+        for (int j = 0; j < 4 * fours; j++) {
+            b[j] = *(const vec*)(lines[j] + k);
+            if (rows == 1) __builtin_prefetch(lines[j] + k + 256);  // of a large U, which is read once a step
+        }
         UNROLL(8)
         for (int i = 0; i < rows; i++) {
             const vec a = *(const vec*)(x + i * x_row + k);
@@ -113,19 +116,20 @@ APART void dots_of(const float* x, long x_row, const float* w, long w_row, float
 
 // to (rows, n) = x (rows, depth) W^T for W (n, depth).
 APART void dots(const float* x, long x_row, const float* w, long w_row, float* to, long to_row, long rows, long n, long depth) {
-    for (long j = 0; j < n;) {
-        const long some = n - j < 4 ? n - j : 4;
-        if (rows == 1 && n - j >= 8) {
-            dots_one(x, w + j * w_row, w_row, to + j, depth);
-            j += 8;
-            continue;
+    if (rows == 1) {
+        for (; n >= 8; n -= 8, w += 8 * w_row, to += 8) dots_one(x, w, w_row, to, depth);
+        for (; n > 0; n -= 4, w += 4 * w_row, to += 4) dots_of(x, 0, w, w_row, to, 0, depth, n < 4 ? n : 4, 1);
+        return;
+    }
+    constexpr long together = 32;  // rows of w that stay in cache while x goes by, a few rows at a time
+    for (; n > 0; n -= together, w += together * w_row, to += together) {
+        const long now = n < together ? n : together;
+        for (long blocks = (rows + DOT_ROWS - 1) / DOT_ROWS, i = 0, some; blocks; blocks--, i += some) {
+            some = (rows - i + blocks - 1) / blocks;  // about as many in each
+            for (long j = 0; j < now; j += 4)
+                dots_of(x + i * x_row, x_row, w + j * w_row, w_row, to + i * to_row + j, to_row, depth,
+                        now - j < 4 ? now - j : 4, (int)some);
         }
-        for (long blocks = (rows + DOT_ROWS - 1) / DOT_ROWS, i = 0; blocks; blocks--) {
-            const long now = (rows - i + blocks - 1) / blocks;  // about as many in each
-            dots_of(x + i * x_row, x_row, w + j * w_row, w_row, to + i * to_row + j, to_row, depth, some, (int)now);
-            i += now;
-        }
-        j += some;
     }
 }
 
@@ -201,17 +205,35 @@ APART Columns columns_of(const float* w, long w_row, long depth, long columns, b
     return Columns{Panel{w, w_row, PANEL}, packed_panel(memory, 0, depth, columns - whole), depth, columns};
 }
 
+// Prefetches what a block of several panels reads some lines later: the processor does not see streams as short as these.
+template <int vecs>
+struct Ahead {
+    static constexpr long EVERY = 1;
+    const float* at;
+    long next, apart;
+    INLINE_MEMBER void operator()(long k) const {
+        UNROLL(8)
+        for (int v = 0; v < vecs; v += 16 / LANES) __builtin_prefetch(at + k * next + v / 2 * apart + v % 2 * LANES);
+    }
+};
+
+template <int rows, int vecs>
+INLINE void some_panels_of(const Operand& x, const Panel& w, const Result& result, long depth) {
+    const long distance = depth < 64 ? vecs / 2 * w.apart : 24 * w.next;  // the next panels, or the same ones further on
+    block<rows, vecs>(x, w, result, vecs * LANES, depth, Ahead<vecs>{w.at + distance, w.next, w.apart});
+}
+
 // A few rows leave registers for several panels, and the multipliers are busy only with many sums at once.
 APART void some_panels(const Operand& x, const Panel& w, const Result& result, long depth, int rows) {
     switch (rows) {
         case 1:
-            block<1, 8>(x, w, result, 8 * LANES, depth);
+            some_panels_of<1, 8>(x, w, result, depth);
             break;
         case 2:
-            block<2, (LANES == 16 ? 8 : 4)>(x, w, result, 8 * LANES, depth);
+            some_panels_of<2, (LANES == 16 ? 8 : 4)>(x, w, result, depth);
             break;
         case 3:
-            block<3, 4>(x, w, result, 4 * LANES, depth);
+            some_panels_of<3, 4>(x, w, result, depth);
             break;
     }
 }
