@@ -17,23 +17,24 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
     from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
     from kronecell.formats.modes import factorize
-    from kronecell.nn.counting import Cost, count
+    from kronecell.nn.counting import count
     from kronecell.nn.linear import TensorLinear
     from kronecell.nn.rnn import GRU, LSTM
-    from kronecell.ops.plan import Plan
     from kronecell.ops.tune import tune
     from kronecell.plans.network import Factor, Network
+    from kronecell.plans.plan import Plan
 
 __version__ = "0.1.0"
 
 _CONTENTS = {
     "errors": ("CheckpointError", "DataError", "KronecellError", "PlanError", "RankError", "ShapeError"),
     "plans.network": ("Factor", "Network"),
-    "ops.plan": ("Plan",),
+    "plans.plan": ("Plan",),
     "ops.tune": ("tune",),
     "formats": ("BT", "CP", "HT", "KCP", "KT", "TR", "TT", "Dense", "Format", "LowRank", "Tucker", "parse"),
     "formats.modes": ("factorize",),
-    "nn.counting": ("Cost", "count"),
+    "nn.counting": ("count",),
+    "plans.counting": ("Cost",),
     "nn.linear": ("TensorLinear",),
     "nn.rnn": ("GRU", "LSTM"),
     "deploy.modules": ("load", "save"),

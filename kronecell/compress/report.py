@@ -131,7 +131,7 @@ def _layer(matrix: Matrix, parts: list[Any], dense: list[Tensor], X: Tensor | No
             new = W
         else:
             count += sum(p.numel() for p in part.factors().values())
-            macs += part.format.plan("optimal", rows, gates=part.gates, shared=part.shared).macs
+            macs += part.plan(rows).macs
             new = part.dense_weight().reshape(matrix.gates, matrix.N, matrix.M).transpose(1, 2)
         errors, norms = errors + _square(W - new), norms + _square(W)
         if X is not None:
@@ -141,7 +141,7 @@ def _layer(matrix: Matrix, parts: list[Any], dense: list[Tensor], X: Tensor | No
     before_ms = sum(_milliseconds(lambda w=weight: F.linear(x, w)) for weight in weights)
     after_ms = before_ms
     if all(part is not None for part in compressed):
-        after_ms = sum(_milliseconds(lambda p=part: p.project(x)) for part in compressed)
+        after_ms = sum(_milliseconds(lambda p=part: p(x)) for part in compressed)
     fmt = next((str(part.format) for part in compressed if part is not None), "dense")
     return LayerReport(
         name=matrix.name,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.onnx_layers import OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
@@ -68,11 +69,13 @@ def export_onnx(
     module = _with_our_layers(module, densify)
     arguments = example if isinstance(example, tuple) else (example,)
     wrapped = Streaming(module) if streaming and isinstance(module, Recurrent) else Flat(module, arguments)
+    graph = copy.deepcopy(wrapped)
+    graph.module = _for_graph(graph.module, streaming)
     tensors = [*wrapped.flatten(arguments)]
     axes = _dynamic_axes(module, tensors, streaming) if dynamic is None else [{**(entry or {})} for entry in dynamic]
     if len(axes) != len(tensors):
         raise ShapeError(f"dynamic needs one entry per input tensor: expected {len(tensors)}, got {len(axes)}")
-    program = _translate(wrapped, tensors, axes, _names(module, len(tensors)), fold=densify)
+    program = _translate(graph, tensors, axes, _names(module, len(tensors)), fold=densify)
     checked: list[tuple[tuple[int, ...], ...]] = []
     worst = 0.0
 
@@ -115,8 +118,9 @@ class Streaming(nn.Module):
 
     def __init__(self, module: Recurrent) -> None:
         super().__init__()
-        self.module = module
+        self.module: nn.Module = module
         self.time_axis = 1 if module.batch_first else 0
+        self.sizes, self.layers = module.state_sizes, module.num_layers
 
     def flatten(self, arguments: tuple[Any, ...]) -> Iterator[Tensor]:
         """x, h_0 (and c_0); a state that is not given is zero."""
@@ -125,8 +129,7 @@ class Streaming(nn.Module):
             raise ShapeError(f"streaming: the example is one time step (batch, M), got {tuple(x.shape)}")
         yield x
         given = rest[0] if rest else None
-        sizes, count = self.module._state_sizes(), self.module.num_layers
-        zeros = tuple(torch.zeros(count, x.shape[0], size, dtype=x.dtype) for size in sizes)
+        zeros = tuple(torch.zeros(self.layers, x.shape[0], size, dtype=x.dtype) for size in self.sizes)
         yield from zeros if given is None else (given,) if isinstance(given, Tensor) else given
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -177,6 +180,17 @@ def _with_our_layers(module: nn.Module, densify: bool) -> nn.Module:
     return module
 
 
+def _for_graph(module: nn.Module, streaming: bool) -> nn.Module:
+    """Our layers in forms that a graph can hold."""
+    if isinstance(module, Recurrent):
+        return OnnxRecurrent(module, streaming)
+    if isinstance(module, TensorLinear):
+        return OnnxLinear(module)
+    for name, child in module.named_children():
+        setattr(module, name, _for_graph(child, streaming))
+    return module
+
+
 def _dynamic_axes(module: nn.Module, tensors: Sequence[Tensor], streaming: bool) -> list[dict[int, str]]:
     if streaming:
         return [{0: "batch"}, *[{1: "batch"}] * (len(tensors) - 1)]
@@ -195,7 +209,7 @@ def _names(module: nn.Module, count: int) -> dict[str, Any]:
     """Names of inputs and outputs where we know what they mean."""
     if not isinstance(module, Recurrent):
         return {}
-    state = ["h", "c"][: len(module._state_sizes())]
+    state = ["h", "c"][: len(module.state_sizes)]
     return {
         "input_names": ["input", *(f"{name}_0" for name in state)][:count],
         "output_names": ["output", *(f"{name}_n" for name in state)],

@@ -26,9 +26,10 @@ from torch import Tensor
 from kronecell.errors import PlanError, RankError, ShapeError
 from kronecell.formats.fitting.driver import fit_dense, relative_error
 from kronecell.formats.fitting.options import FitOptions
+from kronecell.ops.contract import check_tensor, contract_network, execute
 from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, greedy, optimal
-from kronecell.ops.plan import Plan, check_tensor
+from kronecell.plans.plan import Plan
 
 Shared = bool | Iterable[str]
 
@@ -139,7 +140,7 @@ class Format(ABC):
     def to_dense(self, factors: Mapping[str, Tensor], *, gates: int = 1, shared: Shared = False) -> Tensor:
         """W (M, N), or (gates, M, N) for more than one gate."""
         network = self.network(gates, shared).as_dense()
-        tensor = Plan(network, optimal(network), order="dense").contract(factors)
+        tensor = contract_network(Plan(network, optimal(network), order="dense"), factors)
         return tensor.reshape((self.M, self.N) if gates == 1 else (gates, self.M, self.N))
 
     def matmul(
@@ -153,7 +154,7 @@ class Format(ABC):
     ) -> Tensor:
         """x (..., M) @ W without forming W: (..., gates * N), gate-major."""
         rows = check_tensor(x, "x").numel() // self.M
-        return self.plan(order, max(1, rows), gates=gates, shared=shared).execute(x, factors)
+        return execute(self.plan(order, max(1, rows), gates=gates, shared=shared), x, factors)
 
     def from_dense(
         self,
@@ -237,7 +238,7 @@ class Format(ABC):
         doubled = {name: tensor.double() for name, tensor in factors.items()}
         doubled |= {f"{name}'": tensor for name, tensor in doubled.items()}
         squared = network.squared()
-        return Plan(squared, greedy(squared), order="norm").contract(doubled)
+        return contract_network(Plan(squared, greedy(squared), order="norm"), doubled)
 
     # Text --------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ process, and their gradients are summed over the processes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -24,7 +23,6 @@ from kronecell.formats import KCP
 from kronecell.nn.linear import TensorLinear
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import Tree
-from kronecell.ops.split import Split
 
 Group = Any  # torch.distributed.ProcessGroup, or None for all processes
 Module = TypeVar("Module", bound=nn.Module)
@@ -80,18 +78,10 @@ class BranchParallel(TensorLinear):
             for name, tensor in super().factors().items()
         }
 
-    def prepared(self, rows: int, bias: Tensor | None = None, once: bool = False) -> Callable[[Tensor], Tensor]:
-        product = super().prepared(rows, once=once)
-
-        def whole(x: Tensor) -> Tensor:
-            y = _sum_values(product(_sum_gradient(x, self.process_group)), self.process_group)
-            return y if bias is None else y + bias.to(y.dtype)
-
-        return whole
-
-    def split(self, rows: int) -> Split | None:
-        """None: the sum over the processes stands between x and the gates."""
-        return None
+    def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The sum of all processes' products; the bias is added once."""
+        y = _sum_values(super().project(_sum_gradient(x, self.process_group), None), self.process_group)
+        return y if bias is None else y + bias.to(y.dtype)
 
     def reset_parameters(self, std: float | None = None) -> None:
         """Nothing: the factors come from the whole layer; drawing here would set the processes' generators apart."""

@@ -1,14 +1,12 @@
 """What LSTM and GRU have in common: parameters named as torch.nn's, matrices W (input) and U (hidden) in any format.
 
-x W for all gates and all time steps is one call before the recurrence. Where the format splits thinly (FINDINGS: M -> R
--> gates), torch's native kernel needs only x -> R, and R -> gates is its `weight_ih`; the compiled one reads gates.
+x W + b for all gates and all time steps is one product before the recurrence, which is one operator for all steps.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence as Items
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -16,55 +14,94 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from kronecell.nn import convert as dense_rnn
-
-from kronecell.ops import lstm_kernel
-from kronecell.ops.bytes import SCALE
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
-from kronecell.ops.kept import Kept
 from kronecell.formats.recipes import FormatSpecs, layer_formats
-from kronecell.nn.linear import TRACED_ROWS, TensorLinear, compute_dtype, settled
+from kronecell.nn import convert
+from kronecell.nn.hidden import hidden_matrices, is_split
+from kronecell.nn.linear import TensorLinear, settled
+from kronecell.nn.sequences import Sequence, State, open_sequence
+from kronecell.nn.torch_kernel import run_torch
 from kronecell.plans.order import Tree
-from kronecell.nn.recurrence import (
-    Packed,
-    State,
-    can_pack,
-    lstm_step,
-    pack,
-    run_loop,
-    run_native,
-    run_onnx,
-    run_packed,
-    run_scan,
-)
-from kronecell.nn.sequences import Sequence, open_sequence
-from kronecell.ops.watched import ordinary, unwatched
 
 Self = TypeVar("Self", bound="Recurrent")
 Weight = nn.Parameter | TensorLinear
-
-# Measured on two CPU cores (docs/recurrent.md): an identity weight_ih costs rows * (gates H)^2 multiply-adds, a loop a
-# fixed time per step. A factored U saves 1 - 1/ratio of the loop's work, densifying it is paid once per forward.
-IDENTITY_LIMIT = 64  # hidden size up to which projected gates go through the native kernel with weight_ih = 1
-DENSIFY_LIMIT = 384  # hidden size up to which a factored U is made dense once per forward
+RECURRENCES = ("auto", "native", "loop")  # our operator; torch's kernel; our operator's reference
+BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255
 
 
-class NativeInput(NamedTuple):
-    """What a native kernel reads, its weight_ih, and the Out it was made of: the same tensor until a factor changes."""
+class Direction(NamedTuple):
+    """The weights of one layer and direction: what `run_layers` needs beside x."""
 
-    source: Tensor
-    weight_ih: Tensor
-    out: Tensor | None = None
+    weight: Tensor | nn.Module  # W, dense or a module that maps (x, bias) to x W + bias
+    bias: Tensor | None  # all biases that the gates take from the start
+    hidden: Items[Tensor]
+    bias_n: Tensor | None  # of a GRU: the part of b_hh on which the reset gate acts
+    project: Tensor | None
 
 
-class Recurrent(nn.Module):
-    """What LSTM and GRU have in common; the arguments are those of torch.nn's, then ours."""
+class Cell:
+    """What distinguishes the cells: a recurrence over finished gates."""
 
     GATES: ClassVar[int]
+    STATES: ClassVar[int]
+
+    @staticmethod
+    def run(
+        gates: Tensor, weights: Direction, state: State, batch_sizes: Tensor | None, reverse: bool, loop: bool
+    ) -> tuple[Tensor, State]:
+        """All steps of one layer and direction: the output and the last state; `loop` runs the reference."""
+        raise NotImplementedError
+
+
+def run_layers(
+    cell: type[Cell],
+    layers: Items[Items[Direction]],
+    sequence: Sequence,
+    states: Items[State],
+    dropout: float,
+    recurrence: str = "auto",
+) -> tuple[Tensor | PackedSequence, Any]:
+    """All layers and directions; x is projected where it lies and only then made time-major, because it may be huge."""
+    x = sequence.data
+    lasts: list[State] = []
+    for number, directions in enumerate(layers):
+        outputs = []
+        for reverse, weights in enumerate(directions):
+            gates = project(x, weights)
+            if number == 0 and sequence.batch_first:
+                gates = gates.transpose(0, 1)
+            state = states[len(lasts)]
+            if recurrence == "native" or (recurrence == "auto" and gates.is_cuda):
+                output, last = run_torch(gates, *weights[2:], state, sequence.batch_sizes, bool(reverse))
+            else:
+                loop = recurrence == "loop"
+                output, last = cell.run(gates, weights, state, sequence.batch_sizes, bool(reverse), loop)
+            outputs.append(output)
+            lasts.append(last)
+        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+        if dropout and number < len(layers) - 1:
+            x = F.dropout(x, dropout)
+    final = sequence.final_state([torch.stack(parts) for parts in zip(*lasts, strict=True)])
+    return sequence.close(x), final if len(final) > 1 else final[0]
+
+
+def project(x: Tensor, weights: Direction) -> Tensor:
+    """x W + b for all gates and all rows of x."""
+    if isinstance(weights.weight, nn.Module):
+        missing = int(weights.weight.in_features) - x.shape[-1]  # type: ignore[arg-type]
+        gates: Tensor = weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
+        return gates
+    dtype = weights.weight.dtype
+    x = x.to(dtype) * BYTE if x.dtype == torch.uint8 else x
+    return F.linear(x, weights.weight, weights.bias)
+
+
+class Recurrent(Cell, nn.Module):
+    """What LSTM and GRU have in common; the arguments are those of torch.nn's, then ours."""
+
     KEEP_GATE: ClassVar[int]  # the gate whose bias makes a fresh network remember
     DENSE: ClassVar[type[nn.LSTM] | type[nn.GRU]]
-    STEP: ClassVar[Callable[..., State]]
 
     def __init__(
         self,
@@ -90,8 +127,8 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, dropout, proj_size)
-        if recurrence not in ("auto", "native", "loop"):
-            raise PlanError(f'recurrence must be "auto", "native" or "loop", got {recurrence!r}')
+        if recurrence not in RECURRENCES:
+            raise PlanError(f"recurrence must be one of {', '.join(RECURRENCES)}, got {recurrence!r}")
         if forget_bias is not None and not bias:
             raise ShapeError(f"forget_bias={forget_bias} needs bias=True")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -112,8 +149,7 @@ class Recurrent(nn.Module):
             )
         rows = self.GATES * hidden_size
         for layer, width in enumerate(widths):
-            for direction in range(self.directions):
-                end = _suffix(layer, direction)
+            for end in self._ends(layer):
                 factory = {"device": device, "dtype": dtype}
                 for name, shape, fmt, sharing in (
                     ("weight_ih", (rows, width), inputs[layer], self.shared),
@@ -138,32 +174,17 @@ class Recurrent(nn.Module):
                 if proj_size:
                     matrix = torch.empty(proj_size, hidden_size, **factory)  # type: ignore[arg-type]
                     setattr(self, "weight_hr" + end, nn.Parameter(matrix))
-        self._kept = {end: Kept() for end in self._ends()}
-        self.recurrences = tuple(self._choose_recurrence(layer) for layer in range(num_layers))
         self.reset_parameters()
 
-    def _choose_recurrence(self, layer: int) -> str:
-        """ "native" or "loop", from sizes alone, so that the choice can be printed."""
-        if self.recurrence != "auto":
-            return self.recurrence
-        if self.hidden_formats[layer] is not None and self.hidden_size > DENSIFY_LIMIT:
-            return "loop"
-        return "native" if self._thin(layer) or self.hidden_size <= IDENTITY_LIMIT else "loop"
-
-    def _thin(self, layer: int) -> bool:
-        """Whether a native kernel can hold the end of the product x W as its weight_ih."""
-        weight: Weight = getattr(self, f"weight_ih_l{layer}")
-        return not isinstance(weight, TensorLinear) or weight.split(1) is not None
-
-    def _ends(self) -> list[str]:
-        """The endings of parameter names, in torch's order: _l0, _l0_reverse, _l1, ..."""
-        return [_suffix(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)]
+    def _ends(self, layer: int) -> list[str]:
+        """The endings of parameter names of a layer, as torch's: _l0, _l0_reverse."""
+        return [f"_l{layer}" + ("_reverse" if direction else "") for direction in range(self.directions)]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """torch.nn's distribution, or a random network of the same rms; dense weights are those torch.nn draws."""
         bound = self.hidden_size**-0.5
-        for end in self._ends():
+        for end in (end for layer in range(self.num_layers) for end in self._ends(layer)):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
                 weight = getattr(self, name + end, None)
                 if isinstance(weight, TensorLinear):
@@ -180,210 +201,45 @@ class Recurrent(nn.Module):
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
         """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state."""
         sequence = open_sequence(input, self.input_size, self.batch_first)
-        x, lasts, dtype = sequence.data, [], self._compute_dtype(sequence.data)
-        states = sequence.initial_states(hx, self.num_layers * self.directions, self._state_sizes(), dtype)
-        for layer in range(self.num_layers):
-            outputs = []
-            for direction in range(self.directions):
-                y, last = self._run(layer, direction, x, sequence, states[layer * self.directions + direction], dtype)
-                outputs.append(y)
-                lasts.append(last)
-            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-            if self.dropout and layer < self.num_layers - 1:
-                x = F.dropout(x, self.dropout, self.training)
-        final = sequence.final_state([_joined(parts) for parts in zip(*lasts, strict=True)])
-        return sequence.close(x), final if len(final) > 1 else final[0]
+        device = sequence.data.device.type
+        if torch.is_autocast_enabled(device):  # as torch.nn's layers, which keep the dtype of their parameters
+            with torch.autocast(device, enabled=False):
+                return self._run(sequence, hx, convert=True)
+        return self._run(sequence, hx)
 
-    def _run(
-        self, layer: int, direction: int, x: Tensor, sequence: Sequence, state: State, dtype: torch.dtype
-    ) -> tuple[Tensor, State]:
-        """One layer, one direction. x is projected where it lies and only then made time-major: x may be huge."""
-        end = _suffix(layer, direction)
-        way = self._way(layer, end, x, sequence, dtype)
-        x = self._padded(layer, x)
-        native = self._native_input(end, x) if way in ("native", "onnx") else None
-        U, bias = self._compiled_weights(end) if way == "compiled" else (None, getattr(self, "bias_ih" + end, None))
-        source = self._gates(end, x, bias) if native is None else native.source
-        source = sequence.time_major(source) if layer == 0 else source
-        turn = direction == 1 and way != "onnx"  # ONNX's operator runs backwards by itself
-        source = sequence.turned(source) if turn else source
-        if U is not None:
-            output, last = self._run_compiled(end, source, U, state)
-        elif native is not None:
-            output, last = self._run_kernel(way, end, native._replace(source=source), sequence.batch_sizes, state)
-        else:
-            step = partial(type(self).STEP, hidden=self._hidden_map(end, layer, state[0]), project=self._project(end))
-            if way == "scan":
-                output, last = run_scan(step, source, state)
-            else:
-                output, last = run_loop(step, source, sequence.batch_sizes, state)
-        return sequence.turned(output) if turn else output, last
+    def _run(self, sequence: Sequence, hx: Any, convert: bool = False) -> tuple[Tensor | PackedSequence, Any]:
+        layers = self.weights()
+        dtype = layers[0][0].hidden[0].dtype
+        sequence = sequence.of_dtype(dtype, convert)
+        states = sequence.initial_states(hx, self.num_layers * self.directions, self.state_sizes, dtype)
+        dropout = self.dropout if self.training else 0.0
+        return run_layers(type(self), layers, sequence, states, dropout, self.recurrence)
 
-    def _compiled_weights(self, end: str) -> tuple[Tensor, Tensor | None]:
-        """U for the kernel of this package, packed if no gradient is wanted, and b_ih + b_hh; in eval mode kept."""
-        biases = self._biases(end)
+    def weights(self) -> list[list[Direction]]:
+        """What every layer and direction runs with, made of the parameters; differentiable."""
+        return [[self._direction(end) for end in self._ends(layer)] for layer in range(self.num_layers)]
 
-        def make() -> tuple[Tensor, Tensor | None]:
-            U = self._dense_hidden(end)
-            bias = biases[0] + biases[1] if biases else None
-            return U if torch.is_grad_enabled() else lstm_kernel.packed(U), bias
+    def _direction(self, end: str) -> Direction:
+        biases = (getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)) if self.bias else None
+        bias, bias_n = (None, None) if biases is None else self._start_bias(*biases)
+        hidden = hidden_matrices(getattr(self, "weight_hh" + end))
+        project = getattr(self, "weight_hr" + end) if self.proj_size else None
+        return Direction(getattr(self, "weight_ih" + end), bias, hidden, bias_n, project)
 
-        parameters = [*self._hidden_parameters(end), *biases]
-        return self._kept[end].get(("compiled", True), parameters, self.training, make)
-
-    def _run_compiled(self, end: str, gates: Tensor, U: Tensor, state: State) -> tuple[Tensor, State]:
-        """The recurrence by that kernel, which wants finished gates."""
-        if not lstm_kernel.suits(gates, *state):  # they may be a subclass of tensors, too
-            step = partial(lstm_step, hidden=partial(F.linear, weight=self._dense_hidden(end)), project=None)
-            return run_loop(step, gates, None, state)
-        if not torch.is_grad_enabled():
-            output, *last = lstm_kernel.infer(gates, U, *state)
-        elif any(t.requires_grad for t in (gates, U, *state)):
-            output, *last = lstm_kernel.train(gates, U, *state)
-        else:
-            output, *last = lstm_kernel.infer(gates, lstm_kernel.packed(U), *state)
-        return output, tuple(last)
-
-    def _run_kernel(
-        self, way: str, end: str, native: NativeInput, batch_sizes: Tensor | None, state: State
-    ) -> tuple[Tensor, State]:
-        """The recurrence in one call of a kernel, or as one node of an ONNX graph."""
-        biases = self._biases(end)
-        if way == "native" and batch_sizes is None:
-            packed = self._packed(end, native, state)
-            if packed is not None:
-                return run_packed(native.source, state, packed, biases)
-        weights = [native.weight_ih, self._dense_hidden(end), *biases]
-        weights += [getattr(self, "weight_hr" + end)] if self.proj_size else []
-        if way == "onnx":
-            return run_onnx(self.GATES, native.source, state, weights, end.endswith("reverse"))
-        return run_native(self.GATES, native.source, batch_sizes, state, weights, self.training)
-
-    def _packed(self, end: str, native: NativeInput, state: State) -> Packed | None:
-        """The weights packed for the kernel, kept until a parameter changes; None where torch must be asked."""
-        source, weight_ih, out = native
-        free = not (self.training or torch.is_grad_enabled() or self.proj_size) and self.GATES == 4
-        if not free or not can_pack((source, weight_ih, state[0])):
-            self._kept[end].drop()
-            return None
-        parameters = self._hidden_parameters(end)
-        if not isinstance(getattr(self, "weight_ih" + end), TensorLinear):
-            parameters.append(weight_ih)
-        batch = source.shape[1]
-        return self._kept[end].get(
-            (out, batch == 1), parameters, False, lambda: pack(weight_ih, self._dense_hidden(end), batch)
-        )
-
-    def _hidden_parameters(self, end: str) -> list[Tensor]:
-        """What U is made of."""
-        hidden: Weight = getattr(self, "weight_hh" + end)
-        return [*hidden.factors().values()] if isinstance(hidden, TensorLinear) else [hidden]
-
-    def flatten_parameters(self) -> None:
-        """Drops what is kept of the weights: needed only after edits through `parameter.data`, which torch hides."""
-        for kept in self._kept.values():
-            kept.drop()
-        for weight in self.children():
-            if isinstance(weight, TensorLinear):
-                weight.drop_kept()
-
-    def train(self: Self, mode: bool = True) -> Self:
-        """As torch's; packed weights are dropped."""
-        self.flatten_parameters()
-        return super().train(mode)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._kept = {end: Kept() for end in self._ends()}
-
-    def _way(self, layer: int, end: str, x: Tensor, sequence: Sequence, dtype: torch.dtype) -> str:
-        """How this call runs: as chosen at construction, unless a tracer or a dtype needs otherwise."""
-        steps = sequence.steps
-        if torch.compiler.is_exporting():
-            has_node = torch.onnx.is_in_onnx_export() and not self.proj_size  # ONNX's LSTM has no projection
-            if has_node and self._thin(layer):
-                return "onnx"
-            return "loop" if isinstance(steps, int) and steps == 1 else "scan"
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return "loop"  # the native kernel has no graph that the compiler could differentiate, and no batches
-        if x.is_cpu and dtype not in (torch.float32, torch.float64):
-            return "loop"  # products of one dtype each, as autocast has them; the kernel wants weights and state alike
-        # A tracer is asked for first: it would take a look at sizes for a condition.
-        plain = ordinary(x) and unwatched(x) and x.is_cpu and dtype == torch.float32
-        if plain and sequence.batch_sizes is None and self.compiles(layer):
-            fast = torch.is_grad_enabled() or lstm_kernel.faster(sequence.batch, self.hidden_size)
-            if fast:  # the loop is for a subclass of tensors among the parameters, for example
-                return "compiled" if lstm_kernel.suits(*self._hidden_parameters(end), *self._biases(end)) else "loop"
-        return self.recurrences[layer]
-
-    def compiles(self, layer: int) -> bool:
-        """Whether the compiled kernel runs this layer: float32 on a CPU, sequences of one length."""
-        usual = self.GATES == 4 and not self.proj_size and self.recurrence == "auto"
-        return usual and self.densifies(layer) and lstm_kernel.available()
-
-    def _compute_dtype(self, x: Tensor) -> torch.dtype:
-        """The dtype of the recurrence; bytes are read by the first product, which gives numbers."""
-        return compute_dtype(next(self.parameters()) if x.dtype == torch.uint8 else x)
-
-    def _padded(self, layer: int, x: Tensor) -> Tensor:
-        fmt = self.input_formats[layer]
-        missing = 0 if fmt is None else fmt.M - x.shape[-1]
-        return F.pad(x, (0, missing)) if missing else x
-
-    def _native_input(self, end: str, x: Tensor) -> NativeInput:
-        """x and W, x In and Out of a split, or x W and the identity."""
-        weight: Weight = getattr(self, "weight_ih" + end)
-        if not isinstance(weight, TensorLinear):
-            return NativeInput(numbers(x, weight.dtype), weight)
-        split = weight.split(TRACED_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1])
-        if split is not None:
-            source, out = weight.columns(x, split)
-            return NativeInput(source, out.t(), out)
-        gates = weight(x)
-        return NativeInput(gates, torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device))
-
-    def _biases(self, end: str) -> list[Tensor]:
-        """b_ih and b_hh, if there are any."""
-        return [getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)] if self.bias else []
-
-    def _gates(self, end: str, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W + bias for all gates and all time steps."""
-        weight: Weight = getattr(self, "weight_ih" + end)
-        if not isinstance(weight, TensorLinear):
-            return F.linear(numbers(x, weight.dtype), weight, bias)
-        gates: Tensor = weight(x, bias)
-        return gates
-
-    def _dense_hidden(self, end: str) -> Tensor:
-        weight: Weight = getattr(self, "weight_hh" + end)
-        return weight.dense_weight() if isinstance(weight, TensorLinear) else weight
-
-    def _hidden_map(self, end: str, layer: int, h: Tensor) -> Callable[[Tensor], Tensor]:
-        """h -> h U + b_hh; what can be done once for all steps is done here."""
-        weight: Weight = getattr(self, "weight_hh" + end)
-        bias = getattr(self, "bias_hh" + end) if self.bias else None
-        traced = torch.compiler.is_compiling()
-        if not isinstance(weight, TensorLinear) or (self.densifies(layer) and not traced):
-            dense = self._dense_hidden(end)
-            return lambda h: F.linear(h, dense, bias)
-        return weight.prepared(TRACED_ROWS if traced else h.shape[0], bias)
-
-    def densifies(self, layer: int) -> bool:
-        """Whether a compressed U of this layer is made dense once per forward."""
-        return self.recurrences[layer] == "native" or self.hidden_size <= DENSIFY_LIMIT
-
-    def _project(self, end: str) -> Callable[[Tensor], Tensor] | None:
-        weight = getattr(self, "weight_hr" + end) if self.proj_size else None
-        return None if weight is None else lambda h: F.linear(h, weight)
-
-    def _state_sizes(self) -> tuple[int, ...]:
+    def _start_bias(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The biases that gates take from the start, and that of a GRU's reset product."""
         raise NotImplementedError
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Sizes of h and c, or of h."""
+        return (self.output_size, self.hidden_size)[: self.STATES]
 
     # Dense -------------------------------------------------------------------------------------------------------
 
     def to_dense(self) -> Any:
         """torch.nn's module with the same function."""
-        return dense_rnn.as_dense(self)
+        return convert.as_dense(self)
 
     @classmethod
     def from_dense(
@@ -409,12 +265,15 @@ class Recurrent(nn.Module):
             )
         like = next(trained.parameters())
         module = cls(
-            **dense_rnn.arguments_of(trained), device=like.device, dtype=like.dtype, input_format=input_format,
+            **convert.arguments_of(trained), device=like.device, dtype=like.dtype, input_format=input_format,
             hidden_format=hidden_format, shared=shared, hidden_shared=hidden_shared, order=order, pad_input=pad_input,
             recurrence=recurrence,
         )  # fmt: skip
-        dense_rnn.fit_to(module, trained, fit_options)
+        convert.fit_to(module, trained, fit_options)
         return module.train(trained.training)
+
+    def flatten_parameters(self) -> None:
+        """As torch.nn's modules have it; there is nothing to do here."""
 
     # Text --------------------------------------------------------------------------------------------------------
 
@@ -427,35 +286,20 @@ class Recurrent(nn.Module):
             "dropout": 0.0,
             "bidirectional": False,
         }
-        defaults |= {"proj_size": 0, "pad_input": False, "forget_bias": None}
+        defaults |= {"proj_size": 0, "pad_input": False, "forget_bias": None, "recurrence": "auto"}
         words += [f"{name}={getattr(self, name)}" for name, usual in defaults.items() if getattr(self, name) != usual]
         lines = [", ".join(words)]
         for layer in range(self.num_layers):
             fmt, hidden = self.input_formats[layer], self.hidden_formats[layer]
-            like = next(self.parameters())
-            here = like.dtype == torch.float32 and like.is_cpu and self.compiles(layer)
-            how = ("compiled, else " if here else "") + self.recurrences[layer]
+            how = ""
             if hidden is not None:
-                how += ", U made dense once per forward" if self.densifies(layer) else ", U kept factored"
-            lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}; recurrence {how}")
+                split = is_split(getattr(self, f"weight_hh_l{layer}"))
+                how = ", run as two narrow products a step" if split else ", made dense once per forward"
+            lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}{how}")
         stored = sum(p.numel() for p in self.parameters())
-        dense = dense_rnn.parameters_of(self)
+        dense = convert.parameters_of(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
         return "\n".join(lines)
-
-
-def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x for a dense product: bytes become numbers from 0 to 1, as the compressed products have it."""
-    return x.to(dtype) * SCALE if x.dtype == torch.uint8 else x
-
-
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
-    """The last states of all layers and directions in one tensor."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _suffix(layer: int, direction: int) -> str:
-    return f"_l{layer}" + ("_reverse" if direction else "")
 
 
 def _check_sizes(input_size: int, hidden_size: int, num_layers: int, dropout: float, proj_size: int) -> None:

@@ -8,19 +8,20 @@ shared         False, True (the gates share factors as the paper has it) or the 
 order          "auto", or an order of the format for the product with x
 forget_bias    the first value of the bias that makes a network remember
 pad_input      allow a format with more inputs than the layer has; the rest is filled with zeros
-recurrence     "auto", "native" (torch's kernel) or "loop"
+recurrence     "auto" (this package's operator on a CPU, torch's kernel on a GPU), "native" (torch's kernel) or "loop"
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs
+from kronecell.nn.recurrent import Direction, Recurrent
+from kronecell.nn.sequences import State
+from kronecell.ops.recurrence import gru, gru_reference, lstm, lstm_reference
 from kronecell.plans.order import Tree
-from kronecell.nn.recurrence import gru_step, lstm_step
-from kronecell.nn.recurrent import Recurrent
 
 
 class LSTM(Recurrent):
@@ -35,7 +36,7 @@ class LSTM(Recurrent):
     GATES = 4
     KEEP_GATE = 1  # f of i f g o
     DENSE = nn.LSTM
-    STEP = staticmethod(lstm_step)
+    STATES = 2
 
     def __init__(
         self,
@@ -65,8 +66,18 @@ class LSTM(Recurrent):
             order=order, forget_bias=forget_bias, pad_input=pad_input, recurrence=recurrence,
         )  # fmt: skip
 
-    def _state_sizes(self) -> tuple[int, ...]:
-        return (self.output_size, self.hidden_size)
+    @staticmethod
+    def run(
+        gates: Tensor, weights: Direction, state: State, batch_sizes: Tensor | None, reverse: bool, loop: bool
+    ) -> tuple[Tensor, State]:
+        keep = torch.is_grad_enabled()
+        run = lstm_reference if loop else lstm
+        h, c = state
+        output, h, c, *_ = run(gates, weights.hidden, h, c, weights.project, batch_sizes, reverse, keep)
+        return output, (h, c)
+
+    def _start_bias(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        return b_ih + b_hh, None
 
 
 class GRU(Recurrent):
@@ -78,7 +89,7 @@ class GRU(Recurrent):
     GATES = 3
     KEEP_GATE = 1  # z of r z n
     DENSE = nn.GRU
-    STEP = staticmethod(gru_step)
+    STATES = 1
 
     def __init__(
         self,
@@ -107,5 +118,16 @@ class GRU(Recurrent):
             order=order, forget_bias=forget_bias, pad_input=pad_input, recurrence=recurrence,
         )  # fmt: skip
 
-    def _state_sizes(self) -> tuple[int, ...]:
-        return (self.output_size,)
+    @staticmethod
+    def run(
+        gates: Tensor, weights: Direction, state: State, batch_sizes: Tensor | None, reverse: bool, loop: bool
+    ) -> tuple[Tensor, State]:
+        keep = torch.is_grad_enabled()
+        run = gru_reference if loop else gru
+        (h,) = state
+        output, h, *_ = run(gates, weights.hidden, weights.bias_n, h, batch_sizes, reverse, keep)
+        return output, (h,)
+
+    def _start_bias(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        rz = 2 * self.hidden_size
+        return torch.cat([b_ih[:rz] + b_hh[:rz], b_ih[rz:]]), b_hh[rz:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from kronecell.errors import ShapeError
-from kronecell.nn.recurrence import State, reversal
+
+State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
 
 
 @dataclass(frozen=True)
@@ -26,29 +27,21 @@ class Sequence:
     sorted_indices: Tensor | None = None
     unsorted_indices: Tensor | None = None
 
-    @property
-    def steps(self) -> int | torch.SymInt:
-        """Time steps (of the longest sequence); symbolic while a graph with a dynamic time axis is traced."""
-        return self.data.shape[1 if self.batch_first else 0] if self.batch_sizes is None else len(self.batch_sizes)
-
-    def time_major(self, x: Tensor) -> Tensor:
-        """Something in the layout of `data` in the layout of the recurrence."""
-        return x.transpose(0, 1) if self.batch_first else x
-
-    def turned(self, x: Tensor) -> Tensor:
-        """Every sequence backwards; x is time-major or packed."""
-        if self.batch_sizes is None:
-            return x.flip(0)
-        return x.index_select(0, reversal(self.batch_sizes, x.device))
+    def of_dtype(self, dtype: torch.dtype, convert: bool) -> Sequence:
+        """The same in the dtype of the parameters: converted, or refused where it has another. Bytes stay bytes."""
+        if self.data.dtype in (dtype, torch.uint8):
+            return self
+        if not convert:
+            raise ShapeError(
+                f"input has dtype {self.data.dtype}, the parameters {dtype}; convert one with .to(...) (uint8 is fine)"
+            )
+        return replace(self, data=self.data.to(dtype))
 
     def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
         """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
         if hx is None:
-            zeros = [torch.zeros(self.batch, sizes[0], dtype=dtype, device=self.data.device)]
-            for size in sizes[1:]:
-                same = size == sizes[0] and not torch.compiler.is_compiling()  # nobody writes there, but graphs mind
-                zeros.append(zeros[0] if same else zeros[0].new_zeros(self.batch, size))
-            return [tuple(zeros)] * count
+            zeros = tuple(self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes)
+            return [zeros] * count
         parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if len(parts) != len(sizes):
             raise ShapeError(f"hx must be {'(h_0, c_0)' if len(sizes) == 2 else 'h_0'}, got {len(parts)} tensor(s)")
@@ -56,11 +49,12 @@ class Sequence:
             expected = (count, size) if self.unbatched else (count, self.batch, size)
             if tuple(part.shape) != expected:
                 raise ShapeError(f"{name} has the wrong shape: expected {expected}, got {tuple(part.shape)}")
+            if part.dtype != dtype:
+                raise ShapeError(f"{name} has dtype {part.dtype}, the parameters {dtype}; convert it with .to(...)")
         if self.unbatched:
             parts = tuple(part.unsqueeze(1) for part in parts)
         if self.sorted_indices is not None:
             parts = tuple(part.index_select(1, self.sorted_indices) for part in parts)
-        parts = tuple(part.to(dtype) for part in parts)
         return [tuple(part[i] for part in parts) for i in range(count)]
 
     def final_state(self, parts: Iterable[Tensor]) -> State:
@@ -73,7 +67,9 @@ class Sequence:
         """The output of the last layer in the form the input had."""
         if self.batch_sizes is not None:
             return PackedSequence(output, self.batch_sizes, self.sorted_indices, self.unsorted_indices)
-        return output.squeeze(1) if self.unbatched else self.time_major(output)
+        if self.unbatched:
+            return output.squeeze(1)
+        return output.transpose(0, 1) if self.batch_first else output
 
 
 def open_sequence(input: Tensor | PackedSequence, width: int, batch_first: bool) -> Sequence:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
-import torch
-from torch import Tensor
-
-from kronecell.ops import compiled
-from kronecell.ops.narrow import COLUMNS, ELEMENTS, compiled_faster
-from kronecell.plans.network import INPUT, Factor, Network
-from kronecell.ops.operation import Op, View
-from kronecell.plans.steps import Step
+from kronecell.ops.kernels import register_width
+from kronecell.ops.program import Fold, Op, Program, View
+from kronecell.plans.network import INPUT
+from kronecell.plans.plan import Plan, Step
 
 ROW = "row"  # the leg of x that counts rows; its size is only known when x arrives
 
@@ -29,35 +26,12 @@ MACS_PER_ELEMENT = 32
 THIN = 64
 BEAM = 24
 MOST_PARTS = 16  # products instead of one, to leave their results where the next product wants them
+NARROW_COLUMNS, NARROW_ELEMENTS = 64, 2**21  # columns that count as few, elements of x that count as many
+FOLD_ELEMENTS = 2**20  # of x; with fewer, it is in cache, and the factors take longer to lay out than the fold saves
+FOLD_COLUMNS = 2 * register_width()
+FOLD_OTHERS = 16  # with more, a batch of products is as fast
+FOLD_FACTORS = 2**15  # elements of f, which is read again for every row
 NARROW_LIMIT = 2**19  # elements of a small operand that are permuted for a faster product with a large x
-
-
-@dataclass(frozen=True)
-class Program:
-    """Hoisted operations, operations that touch x, and the last permutation to (row, outputs)."""
-
-    hoisted: tuple[Op, ...]
-    hot: tuple[Op, ...]
-    result: str
-    last: View
-    straight: bool = False  # the last product is a batch over leading outputs, and can be written where it belongs
-
-    def finish(self, tensors: dict[str, Tensor]) -> Tensor:
-        return self.last(tensors[self.result])
-
-
-def constant_tensor(factor: Factor, network: Network, like: Tensor) -> Tensor:
-    """The tensor of a constant factor, on the device and in the dtype of the parameters."""
-    shape = network.shape(factor.legs)
-    if factor.constant == "ones":
-        return torch.ones(shape, dtype=like.dtype, device=like.device)
-    if factor.constant == "blocks":
-        columns = [torch.ones(size, 1, dtype=like.dtype, device=like.device) for size in factor.blocks]
-        return torch.block_diag(*columns)
-    tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    index = torch.arange(shape[0], device=like.device)
-    tensor[(index,) * len(shape)] = 1
-    return tensor
 
 
 @dataclass(frozen=True)
@@ -131,10 +105,10 @@ class _Layouts:
                 a, b = self.view(order, big), self.view(step.right_legs, small)
                 legs = (*batch, *free, *other)
             copied = self.copies(order, big)
-            turned = not spread and [*order] == [leg for group in (*big[:-2], big[-1], big[-2]) for leg in group]
+            transposed = not spread and [*order] == [leg for group in (*big[:-2], big[-1], big[-2]) for leg in group]
             op = Op(
                 step.left, step.right, step.name, a, b, legs, swapped, spread, None, narrow, copied, matrices,
-                turned=turned and [*order] != [leg for group in big for leg in group],
+                transposed=transposed and [*order] != [leg for group in big for leg in group],
             )  # fmt: skip
             found.append((price + matrices * MATRIX_PRICE + copied, op))
 
@@ -178,10 +152,8 @@ class _Layouts:
             return [leg for leg in legs if self.sizes[leg] > 1]
 
         lies = real(step.right_legs) == real((*other, *summed))
-        limit = NARROW_LIMIT if self.volume(order) >= ELEMENTS else NARROW_LIMIT // 4
-        columns, depth = self.volume(other), self.volume(summed)
-        wider = compiled.library is not None and compiled_faster(self.volume(order), depth, columns)
-        return (columns <= COLUMNS or wider) and (lies or self.volume(step.right_legs) <= limit)
+        limit = NARROW_LIMIT if self.volume(order) >= NARROW_ELEMENTS else NARROW_LIMIT // 4
+        return self.volume(other) <= NARROW_COLUMNS and (lies or self.volume(step.right_legs) <= limit)
 
     def _around(self, order: tuple[str, ...], summed: list[str]) -> tuple[list[str], list[str]] | None:
         """The legs before and after the summed ones, when these stand together in the middle."""
@@ -218,12 +190,11 @@ class _Layouts:
         return price + copied, op
 
 
-def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False, rows_first: bool = False) -> Program:
-    """Choose a layout for every step; the chain of steps that touch x is optimised as a whole.
-
-    `rows_first` keeps rows the leading index of the first product, so that it can be made a few rows at a time.
-    """
-    layouts = _Layouts({**network.sizes, ROW: rows}, wide)
+@lru_cache(maxsize=4096)
+def lower(plan: Plan) -> Program:
+    """Choose a layout for every step; the chain of steps that touch x is optimised as a whole."""
+    network, steps, rows = plan.network, plan.steps, plan.chunk or plan.rows
+    layouts = _Layouts({**network.sizes, ROW: rows}, plan.wide)
     legs = {name: held for name, held in network.legs.items() if name != INPUT}
     hoisted = []
     for step in steps:
@@ -232,30 +203,61 @@ def lower(network: Network, steps: Sequence[Step], rows: int, wide: bool = False
             legs[step.name] = op.legs
             hoisted.append(op)
     hot = [step for step in steps if not step.hoisted]
-    final = (ROW, *network.outputs) if hot else network.outputs
-    groups = [[ROW], [*network.outputs]] if hot else [[leg] for leg in network.outputs]
-    result = hot[-1].name if hot else (steps[-1].name if steps else network.factors[0].name)
-    if hot:
-        beam: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {(ROW, *network.inputs): (0, ())}
-        for step, then in zip(hot, [*hot[1:], None], strict=True):
-            following: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {}
-            for order, (price, ops) in beam.items():
-                for extra, op in layouts.options(_located(step, legs), order, then):
-                    if rows_first and step is hot[0] and (op.legs[0] != ROW or op.diagonal is not None):
-                        continue
-                    total = price + extra
-                    if op.legs not in following or total < following[op.legs][0]:
-                        following[op.legs] = (total, (*ops, op))
-            beam = dict(sorted(following.items(), key=lambda item: item[1][0])[:BEAM])
-        done = [
-            (price + (0 if order == final else 2 * layouts.volume(order)), order, ops)
-            for order, (price, ops) in beam.items()
-        ]
-        _, order, ops = min(done, key=lambda item: item[0])
-    else:
-        order, ops = legs[result], ()
-    straight = bool(ops) and layouts.straight(ops[-1], network.outputs)
-    return Program(tuple(hoisted), ops, result, layouts.view(order, groups), straight)
+    if not hot:
+        result = steps[-1].name if steps else network.factors[0].name
+        last = layouts.view(legs[result], [[leg] for leg in network.outputs])
+        return Program(tuple(hoisted), (), result, last)
+    order, ops = _chain(layouts, hot, legs, network.inputs, (ROW, *network.outputs))
+    return Program(
+        tuple(hoisted), ops, hot[-1].name, layouts.view(order, [[ROW], [*network.outputs]]),
+        layouts.straight(ops[-1], network.outputs), fold_of(ops, plan.rows * plan.width), plan.chunk, plan.width,
+        layouts.volume(network.outputs), tuple(layouts.volume({*op.legs} - {ROW}) for op in ops),
+    )  # fmt: skip
+
+
+def _chain(
+    layouts: _Layouts,
+    hot: Sequence[Step],
+    legs: dict[str, tuple[str, ...]],
+    inputs: Sequence[str],
+    final: Sequence[str],
+) -> tuple[tuple[str, ...], tuple[Op, ...]]:
+    """The operations of the steps that touch x, and the order of legs in their result: a beam search over layouts."""
+    beam: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {(ROW, *inputs): (0, ())}
+    for step, then in zip(hot, [*hot[1:], None], strict=True):
+        following: dict[tuple[str, ...], tuple[int, tuple[Op, ...]]] = {}
+        for order, (price, ops) in beam.items():
+            for extra, op in layouts.options(_located(step, legs), order, then):
+                total = price + extra
+                if op.legs not in following or total < following[op.legs][0]:
+                    following[op.legs] = (total, (*ops, op))
+        beam = dict(sorted(following.items(), key=lambda item: item[1][0])[:BEAM])
+    move = 2 * layouts.volume(final)
+    done = [(price + (0 if order == final else move), order, ops) for order, (price, ops) in beam.items()]
+    _, order, ops = min(done, key=lambda item: item[0])
+    return order, ops
+
+
+def fold_of(ops: Sequence[Op], elements: int) -> Fold | None:
+    """The first two steps as a fold, if they are one and x has so many elements that the fold pays."""
+    if len(ops) < 2 or elements < FOLD_ELEMENTS:
+        return None
+    first, second = ops[:2]
+    as_it_lies = first.narrow and first.a.permutation is None and second.spread and second.b.permutation is None
+    if not as_it_lies or second.parts > 1:
+        return None
+    (_, places, columns), (others, summed) = second.b.groups, second.a.groups
+    shared, inner = 1, columns
+    if second.diagonal is not None:
+        shape, pair, at = second.diagonal
+        if pair != 1:  # more than the rows before the places
+            return None
+        shared, inner = shape[at], prod(shape[at + 1 :])
+        others //= shared
+    small = columns <= FOLD_COLUMNS and others <= FOLD_OTHERS and places * columns * others <= FOLD_FACTORS
+    if not small or summed != places or columns != first.b.groups[0]:
+        return None
+    return Fold(places, columns, shared, inner, others)
 
 
 def _located(step: Step, legs: dict[str, tuple[str, ...]]) -> Step:

@@ -15,7 +15,7 @@ compiled CPU kernel. From these:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,18 +26,26 @@ from kronecell.errors import KronecellError
 from kronecell.ops.library import load
 
 Call = Callable[..., Any]
+Function = TypeVar("Function", bound=Call)
 
 _library = Library("kronecell", "FRAGMENT")
 _references = Library("kronecell_reference", "FRAGMENT")
 
 
 def operator(
-    schema: str, reference: Call, fake: Call, *, setup: Call | None = None, backward: Call | None = None
+    schema: str,
+    reference: Call,
+    fake: Call,
+    *,
+    kernel: Call | None = None,
+    setup: Call | None = None,
+    backward: Call | None = None,
 ) -> Call:
     """Register `kronecell::NAME` for a schema such as "few_columns(Tensor x, Tensor weight) -> Tensor".
 
-    `setup(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of torch.library.register_autograd; without
-    them the reference is differentiated. Returns the function to call.
+    `kernel` runs in place of the reference everywhere but under functorch and forward mode; a compiled one on the CPU
+    comes before it. `setup(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of
+    torch.library.register_autograd; without them the reference is differentiated. Returns the function to call.
     """
     name = schema[: schema.index("(")]
     compiled = load() and _is_compiled(name)
@@ -46,7 +54,7 @@ def operator(
     else:
         _library.define(schema)
     qualified = f"kronecell::{name}"
-    _library.impl(name, reference, "CompositeExplicitAutograd")
+    _library.impl(name, kernel or reference, "CompositeExplicitAutograd")
     _library.impl(name, reference, "FuncTorchDynamicLayerFrontMode")
     _references.define(schema)
     _references.impl(name, reference, "CompositeExplicitAutograd")
@@ -65,6 +73,15 @@ def operator(
     call.__name__ = call.__qualname__ = name
     call.__doc__ = reference.__doc__
     return call
+
+
+def constant_when_traced(function: Function) -> Function:
+    """torch.compile calls this function while it traces, and takes the result as a constant instead of tracing it.
+
+    That is torch.compiler.assume_constant_result, which imports the whole compiler, 1.5 seconds, to set a mark.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def _is_compiled(name: str) -> bool:
@@ -119,8 +136,10 @@ def _derivative(reference: Call) -> tuple[Call, Call]:
             found = reference(*[_unpack(place, tensors) for place in ctx.places])
             return tuple(tensor for tensor in _flat([found]) if tensor.is_floating_point())
 
-        made, pull_back = torch.func.vjp(outputs, *[saved[i] for i in moving])
-        given = [gradient for gradient in _flat(upstream, keep_none=True)]
+        made, pull_back = torch.func.vjp(  # type: ignore[misc]
+            outputs, *[saved[i] for i in moving]
+        )
+        given = _flat(upstream, keep_none=True)
         cotangents = tuple(
             torch.zeros_like(value) if gradient is None else gradient
             for value, gradient in zip(made, given, strict=True)

@@ -10,8 +10,8 @@ from html import escape
 from math import hypot, prod
 
 from kronecell.errors import PlanError
-from kronecell.ops.plan import Plan
 from kronecell.plans.network import GATE, INPUT, Network
+from kronecell.plans.plan import Plan
 from kronecell.report.drawing_layout import RESULT, Box, Edge, arrange
 
 COLUMN, ROW, MARGIN = 104.0, 88.0, 58.0  # pixels
@@ -43,7 +43,7 @@ stroke-linejoin:round}
 
 
 def draw(what: Plan | Network, *, title: str = "", steps: bool = True, standalone: bool = False) -> str:
-    """SVG of a plan: every tensor carries the number of the step that takes it up, the list below says the rest.
+    """SVG of a plan: every tensor has the number of the step that contracts it, the list below describes the steps.
 
     A network is drawn without numbers. `standalone` adds a white background, for files; without it the drawing is for
     a page of HTML.
@@ -139,7 +139,7 @@ def _node(name: str, box: Box, network: Network, number: tuple[int, bool] | None
 
 
 def _numbers(plan: Plan) -> dict[str, tuple[int, bool]]:
-    """Tensor -> (number of the step that takes it up, whether that step is done once)."""
+    """Tensor -> (number of the step that contracts it, whether that step is done once)."""
     found: dict[str, tuple[int, bool]] = {}
     for number, step in enumerate(plan.steps, 1):
         for name in (step.left, step.right):

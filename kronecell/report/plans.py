@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from kronecell.errors import KronecellError
 from kronecell.formats.paper_counting import paper_order
 from kronecell.nn.linear import TensorLinear
-from kronecell.ops.candidates import Chunked
-from kronecell.ops.plan import Plan
-from kronecell.ops.split import Split
+from kronecell.plans.plan import Plan
 from kronecell.report.drawing import draw, step_rows
 from kronecell.report.groups import Group
 
@@ -35,22 +33,14 @@ def plan_tables(group: Group) -> list[PlanTable]:
     try:
         theirs = fmt.plan(paper_order(fmt), group.rows, gates=group.gates, shared=group.shared)
         layer = TensorLinear(fmt, gates=group.gates, shared=group.shared, bias=False, device="meta")
-        runner = layer.split(group.rows) or layer.plan(group.rows)
+        plan = layer.plan(group.rows)
     except KronecellError:
         return []
-    tables = [_table(f"the paper's order ({theirs.order})", theirs)]
-    if isinstance(runner, Split):
-        width = runner.gates * group.hidden
-        after = (
-            f"Then S, the {runner.width:,} columns left for each row, times Out ({runner.width:,} x {width:,}) inside "
-            f"the recurrent kernel: {runner.width * width:,} multiply-adds a row. Out is made once per weight update."
-        )
-        tables.append(_table(f"as run for {group.rows:,} rows (thin split)", runner.inner, after))
-    else:
-        plan = runner.plan if isinstance(runner, Chunked) else runner
-        after = f"In chunks of {plan.rows:,} rows." if isinstance(runner, Chunked) else ""
-        tables.append(_table(f"as run for {group.rows:,} rows ({plan.order})", plan, after))
-    return tables
+    after = f"In chunks of {plan.chunk:,} rows." if plan.chunk is not None else ""
+    return [
+        _table(f"the paper's order ({theirs.order})", theirs),
+        _table(f"as run for {group.rows:,} rows ({plan.order})", plan, after),
+    ]
 
 
 def _table(title: str, plan: Plan, after: str = "") -> PlanTable:

@@ -10,7 +10,7 @@ import torch
 
 from kronecell.formats.paper_counting import paper_macs
 from kronecell.nn.linear import TensorLinear
-from kronecell.ops.candidates import Chunked
+from kronecell.ops.choose import executed_macs
 from kronecell.training.classifier import VideoClassifier
 
 LATENCY_RUNS = 7
@@ -32,7 +32,9 @@ def costs(model: VideoClassifier, frames: int, batch_size: int) -> dict[str, Any
     rest = frames * gates * hidden * rnn.output_size + hidden * model.classifier.out_features  # U and the classifier
     if isinstance(weight, TensorLinear):
         theirs = paper_macs(weight.format, gates, weight.shared)
-        ours, hoisted = executed_macs(weight, frames * batch_size)
+        with torch.enable_grad():  # a training step differentiates, which may choose another plan
+            plan = weight.plan(frames * batch_size)
+        ours, hoisted = executed_macs(plan), plan.hoisted_macs
     else:
         theirs, ours, hoisted = dense_w, dense_w, 0
     return {
@@ -44,14 +46,6 @@ def costs(model: VideoClassifier, frames: int, batch_size: int) -> dict[str, Any
         "macs_executed": frames * ours + rest,
         "macs_hoisted": hoisted,
     }
-
-
-def executed_macs(weight: TensorLinear, rows: int) -> tuple[int, int]:
-    """(multiply-adds of one W x, those done once per weight update) of the plan this layer really runs."""
-    with torch.enable_grad():  # a training step differentiates, which may choose another plan
-        runner = weight.split(rows) or weight.plan(rows)
-    plan = runner.plan if isinstance(runner, Chunked) else runner
-    return plan.macs, plan.hoisted_macs
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kronecell.ops import compiled
+from kronecell.ops.library import load
 
 PACKAGES = ("kronecell", "torch", "numpy", "safetensors", "opt_einsum", "av")
 
@@ -22,7 +22,7 @@ def environment(world_size: int = 1, device: str = "cpu") -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "compiled kernels": compiled.library is not None,
+        "compiled kernels": load(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "processes": world_size,

@@ -17,9 +17,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.ops.plan import Plan
+from kronecell.ops.contract import contract_network
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import CONNECTED_LIMIT, Tree, greedy, optimal
+from kronecell.plans.plan import Plan
 
 TARGET = "W"  # the name of the dense tensor in the right-hand side's network
 FROZEN = "inputs"  # the name of calibration inputs in a network: a factor that takes part and never changes
@@ -83,14 +84,15 @@ class Environment:
         """R (batch, own, bonds) and G (batch, bonds, bonds) as matrices, in float64."""
         batch, own, bonds = (prod(self.network.shape(legs)) for legs in self.legs)
         low = {f.name: factors[f.name].to(W.dtype) for f in self.others if f.constant is None}
-        R = self.rhs.contract(low | {_free_name(self.network): W}).reshape(batch, own, bonds).double()
+        R = contract_network(self.rhs, low | {_free_name(self.network): W}).reshape(batch, own, bonds).double()
         return R, self.gram_matrix(factors)
 
     def gram_matrix(self, factors: Mapping[str, Tensor]) -> Tensor:
         """G (batch, bonds, bonds) in float64."""
         batch, _, bonds = (prod(self.network.shape(legs)) for legs in self.legs)
         doubles = {f.name: factors[f.name].double() for f in self.others if f.constant is None}
-        return self.gram.contract(doubles | {f"{n}'": t for n, t in doubles.items()}).reshape(batch, bonds, bonds)
+        both = doubles | {f"{n}'": t for n, t in doubles.items()}
+        return contract_network(self.gram, both).reshape(batch, bonds, bonds)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """The factor as (batch, own, bonds)."""
@@ -181,11 +183,11 @@ def _sweep_by_halves(network: Network, W: Tensor, factors: dict[str, Tensor]) ->
     table = {environment.name: environment for environment in environments(network)}
     for half in halves(network):
         outside = {f.name: factors[f.name].to(W.dtype) for f in half.outside if f.constant is None}
-        reduced = half.plan.contract(outside | {target: W})
+        reduced = contract_network(half.plan, outside | {target: W})
         for name, plan in zip(half.names, half.systems, strict=True):
             environment = table[name]
             low = {f.name: factors[f.name].to(W.dtype) for f in plan.network.parameters if f.name != target}
-            R = plan.contract(low | {target: reduced}).double()
+            R = contract_network(plan, low | {target: reduced}).double()
             G = environment.gram_matrix(factors)
             F = environment.pack(factors[name].double())
             F = F + solve_step(R.reshape(F.shape), G, F)[0]

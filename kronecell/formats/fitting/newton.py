@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kronecell.formats.fitting.als import FROZEN, Environment, balance, environments, gram_tree
 from kronecell.formats.fitting.options import FitOptions
-from kronecell.ops.plan import Plan
+from kronecell.ops.contract import contract_network
 from kronecell.plans.network import Factor, Network
+from kronecell.plans.plan import Plan
 
 FIRST_DAMPING = 1e-3
 LAST_DAMPING = 1e12
@@ -58,7 +59,7 @@ class Block:
         """(row parameters, column parameters), both in the order of the factor's own legs (a gate leg is first)."""
         common, row, column = (prod(self.plan.network.shape(legs)) for legs in self.legs)
         both = factors | {f"{name}'": tensor for name, tensor in factors.items()}
-        block = self.plan.contract(both).reshape(common, row, column)
+        block = contract_network(self.plan, both).reshape(common, row, column)
         return block[0] if common == 1 else torch.block_diag(*block)  # gates do not couple
 
 

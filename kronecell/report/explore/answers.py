@@ -18,8 +18,8 @@ from kronecell.formats import FORMATS, Format, Shared, parse
 from kronecell.formats.describe import describe
 from kronecell.formats.recipes import ONE_MODE
 from kronecell.nn.linear import TensorLinear
-from kronecell.ops.candidates import Chunked
-from kronecell.ops.tune import Product, bucket, choose
+from kronecell.ops.choose import Product, candidates, prices
+from kronecell.ops.tune import choices
 from kronecell.report.drawing import draw
 
 LARGEST = {"M": 10**8, "N": 10**8, "rows": 10**6, "gates": 16, "rank": 10_000}
@@ -104,8 +104,10 @@ class Question:
     @property
     def product(self) -> Product:
         """The product for which the library chooses a plan."""
-        shared = self.shared if isinstance(self.shared, bool) else tuple(self.shared)
-        return Product(self.format, bucket(self.rows), self.gates, shared, grad=False)
+        with torch.no_grad():
+            return TensorLinear(
+                self.format, bias=False, device="meta", gates=self.gates, shared=self.shared
+            ).product(self.rows)
 
 
 def answer(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -131,12 +133,12 @@ def answer(fields: Mapping[str, str]) -> dict[str, Any]:
 def _predicted(question: Question) -> list[dict[str, Any]]:
     """Every way to run the product, cheapest first, in multiply-adds and in milliseconds of this machine."""
     product = question.product
-    chosen = choose(product)
+    chosen, plans = choices.plan(product), candidates(product)
     rate = machine_rate()
-    rows = []
-    for name, runner in product.runners().items():
-        price = product.predict(runner)
-        rows.append({"name": name, "price": price, "ms": 1e3 * price / rate, "chosen": runner is chosen})
+    rows = [
+        {"name": name, "price": price, "ms": 1e3 * price / rate, "chosen": plans[name] is chosen}
+        for name, price in prices(product).items()
+    ]
     return sorted(rows, key=lambda row: float(row["price"]))
 
 
@@ -155,13 +157,9 @@ def machine_rate() -> float:
 def measured(fields: Mapping[str, str]) -> dict[str, Any]:
     """Milliseconds of the product as a layer runs it, and of a dense layer where that is small enough."""
     question = Question(fields)
-    runner = choose(question.product)
-    if isinstance(runner, Chunked):
-        macs, peak = runner.plan.macs, runner.plan.peak
-    else:
-        macs, peak = runner.macs, runner.peak
-    elements = max(peak, question.rows * question.M)
-    if macs * question.rows > MEASURED_MACS or elements > MEASURED_ELEMENTS:
+    plan = choices.plan(question.product)
+    elements = max(plan.peak, question.rows * question.M)
+    if plan.macs * question.rows > MEASURED_MACS or elements > MEASURED_ELEMENTS:
         return {"ms": None, "dense_ms": None, "why": "too large to be measured while you wait; choose fewer rows"}
     layer = TensorLinear(question.format, gates=question.gates, shared=question.shared, bias=False).eval()
     x = torch.randn(question.rows, question.M, generator=torch.Generator().manual_seed(0))
@@ -170,7 +168,7 @@ def measured(fields: Mapping[str, str]) -> dict[str, Any]:
     if dense <= MEASURED_ELEMENTS // 2 and dense * question.rows <= MEASURED_MACS:
         weight = torch.zeros(question.gates * question.N, question.M)
         dense_ms = _milliseconds(lambda x: torch.nn.functional.linear(x, weight), x)
-    name = next(name for name, other in question.product.runners().items() if other is runner)
+    name = next(name for name, other in candidates(question.product).items() if other is plan)
     return {"ms": _milliseconds(layer, x), "dense_ms": dense_ms, "why": "", "how": f"run as {name}"}
 
 

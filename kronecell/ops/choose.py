@@ -1,25 +1,21 @@
-"""All the ways we know to run one product, and a model of what each costs."""
+"""The ways to run one product, a model of what each costs, and the choice between them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import torch
-from torch import Tensor
 
-from kronecell.ops import products
-from kronecell.formats.base import Format
-from kronecell.ops.hot import KEPT_PART
+from kronecell.ops.contract import ready
+from kronecell.ops.engine import KEPT_PART
+from kronecell.ops.kernels import register_width
+from kronecell.ops.program import Op
 from kronecell.plans.network import INPUT, Network
-from kronecell.ops.operation import Op
-from kronecell.plans.order import greedy, optimal
-from kronecell.ops.plan import Plan
-from kronecell.ops.processor import LANES
-from kronecell.ops.space import LEARNING_BYTES
-from kronecell.ops.split import Split, thin_split
+from kronecell.plans.order import Tree, greedy, optimal
+from kronecell.plans.plan import Plan
+from kronecell.plans.split import sides
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
@@ -28,75 +24,84 @@ DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what
 CHUNK_ELEMENTS = 2**20
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
-LENT = LEARNING_BYTES // 4  # elements up to which the same memory is used at every step of a training
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 RUNS = 3  # of a product in training: itself, and the gradients of both operands
 AT_ONCE = 40  # price of a multiply-add in products of weights that one call makes, for which no registers are filled
-BETWEEN = 2  # calls that the two products of a split cost more than two of a plan; in training not to be seen
 REGISTER = 16  # columns that a product computes at once
-
-Sharing = bool | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Chunked:
-    """A plan applied to a few rows at a time, so that its intermediates stay in cache."""
+class Product:
+    """What a choice depends on: the matrix, its named orders, about how many rows, and how it is computed.
 
-    plan: Plan
+    `orders` are (name, network, tree), because a format may have an order on an equivalent network.
+    """
 
-    def prepare(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As the plan's."""
-        return self.plan.prepare(factors)
+    network: Network
+    orders: tuple[tuple[str, Network, Tree], ...]
+    name: str
+    rows: int
+    grad: bool
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
 
-    def apply(self, x: Tensor, prepared: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
-        """As the plan's, chunk by chunk."""
-        return self.plan.apply(x, prepared, bias, chunk=self.plan.rows)
-
-    def execute(self, x: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None = None) -> Tensor:
-        """Both."""
-        return self.apply(x, self.prepare(factors), bias)
-
-    def __str__(self) -> str:
-        return f"{self.plan}\nin chunks of {self.plan.rows} rows"
-
-
-Runner = Plan | Split | Chunked
+    @property
+    def key(self) -> str:
+        """One line of text; the number of threads belongs to it."""
+        how = "training" if self.grad else "inference"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"product {self.name} rows={self.rows} {how} {dtype} {self.device} threads={torch.get_num_threads()}"
 
 
 @lru_cache(maxsize=1024)
-def candidates(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) -> dict[str, Runner]:
-    """Runners for this number of rows by name: the format's orders, optimal ones, wide, split, chunked and dense."""
-    network = fmt.network(gates, shared)
-    plans: dict[str, Plan] = {}
-    for name in fmt.orders():
-        if name != "naive":
-            plans[name] = fmt.plan(name, rows, gates=gates, shared=shared)
+def candidates(product: Product) -> dict[str, Plan]:
+    """Plans for this number of rows by name: the format's orders, optimal ones, wide, split, chunked and dense."""
+    return _candidates(product.network, product.orders, product.rows)
+
+
+@lru_cache(maxsize=1024)
+def _candidates(network: Network, orders: tuple[tuple[str, Network, Tree], ...], rows: int) -> dict[str, Plan]:
+    plans = {name: Plan(of, tree, rows, name) for name, of, tree in orders if name != "naive"}
     _add_optimal(plans, network, rows, rows)
-    if len(network.factors) > 1 and gates * fmt.M * fmt.N <= DENSE_LIMIT:
+    _add_splits(plans, network, rows)
+    dense = prod(network.shape((*network.inputs, *network.outputs)))
+    if len(network.factors) > 1 and dense <= DENSE_LIMIT:
         plans["dense"] = Plan(network, (INPUT, greedy(network.as_dense())), rows, "dense")
     for name, plan in [*plans.items()]:
         wide = replace(plan, wide=True)
-        if gates > 1 and any(op.diagonal for op in wide.program.hot):
+        if "g" in network.sizes and any(op.diagonal for op in ready(wide.text).program.hot):
             plans[f"{name} wide"] = wide
-    found: dict[str, Runner] = {**plans}
-    if rows > FEW_ROWS:  # what pays for many rows may be too much to read again for every chunk of them
+    found = {**plans}
+    if rows > FEW_ROWS:  # orders that are optimal for all rows may reread too much weight data per chunk
         _add_optimal(plans, network, rows, FEW_ROWS, f" for {FEW_ROWS} rows")
     for name, plan in plans.items():
         elements = max(CHUNK_ELEMENTS, min(2 * _hoists(plan), 2 * CHUNK_ELEMENTS))
         chunk = max(1, elements // max(1, _per_row(plan)))
         if 2 * chunk <= rows:  # one and a little more would cost a call and save nothing
-            found[f"{name} in chunks"] = Chunked(replace(plan, rows=chunk))
-    for name, split in splits(fmt, rows, gates, shared).items():
-        if not any(_same_products(plan, split) for plan in plans.values()):
-            found[name] = split
+            found[f"{name} in chunks"] = plan.in_chunks(chunk)
     return found
 
 
-def _same_products(plan: Plan, split: Split) -> bool:
-    """Whether a split is what a plan is anyway: one product with x, and one with what that makes."""
-    ours, theirs = plan.program.hot, split.inner.program.hot
-    return len(theirs) == 1 and len(ours) == 2 and ours[0] == theirs[0]
+def _add_splits(plans: dict[str, Plan], network: Network, rows: int) -> None:
+    """x In first, with few columns, then Out, which is hoisted."""
+    parts = sides(network)
+    if parts is None:
+        return
+    left, right, bonds = parts
+    gate = [leg for leg in ("g",) if any(leg in factor.legs for factor in left)]
+    inner = Network.of(left, network.inputs, (*gate, *bonds), network.sizes)
+    outputs = prod(network.shape(network.outputs))
+    if prod(inner.shape(inner.outputs)) >= outputs:
+        return
+    legs = tuple(leg for leg in network.outputs if leg != "g")
+    out_gate = [leg for leg in ("g",) if any(leg in factor.legs for factor in right)]
+    outer = optimal(Network.of(right, (), (*out_gate, *bonds, *legs), network.sizes))
+    for traffic in TRAFFICS:
+        name = f"split/{traffic}" if traffic else "split"
+        plan = Plan(network, (optimal(inner, rows, traffic), outer), rows, name)
+        if all(plan.tree != other.tree for other in plans.values()):
+            plans[name] = plan
 
 
 def _add_optimal(plans: dict[str, Plan], network: Network, rows: int, best_for: int, ending: str = "") -> None:
@@ -111,30 +116,12 @@ def _add_optimal(plans: dict[str, Plan], network: Network, rows: int, best_for: 
 def _per_row(plan: Plan) -> int:
     """Elements of the largest tensor that a row makes, permuted copies included."""
     made = [step.size for step in plan.steps if not step.hoisted]
-    return max([*made, *(op.copied // 2 // plan.rows for op in plan.program.hot)], default=0)
+    return max([*made, *(op.copied // 2 // plan.rows for op in ready(plan.text).program.hot)], default=0)
 
 
 def _hoists(plan: Plan) -> int:
     """Elements of the largest product of weights that a plan makes."""
     return max((step.size for step in plan.steps if step.hoisted), default=0)
-
-
-@lru_cache(maxsize=1024)
-def splits(fmt: Format, rows: int, gates: int = 1, shared: Sharing = False) -> dict[str, Split]:
-    """The thin splits that are thin: with fewer columns between than outputs."""
-    network = fmt.network(gates, shared)
-    found: dict[str, Split] = {}
-    for traffic in TRAFFICS:
-        split = thin_split(network, rows, traffic)
-        if split is None or split.width >= gates * fmt.N:
-            return {}
-        name = f"split/{traffic}" if traffic else "split"
-        if all(split.inner.tree != other.inner.tree for other in found.values()):
-            found[name] = split
-            wide = replace(split, inner=replace(split.inner, wide=True))
-            if any(op.diagonal for op in wide.inner.program.hot):
-                found[f"{name} wide"] = wide
-    return found
 
 
 @dataclass(frozen=True)
@@ -165,37 +152,31 @@ class Prices:
 NARROW_REGISTERS = Prices(
     batched=0.42, read=20.0, written=68.0, fresh=133.0, copied=22.0, matrix=10_000.0, call=2_500_000.0
 )
-PRICES = NARROW_REGISTERS if LANES == 8 else Prices()
+
+
+def default_prices() -> Prices:
+    """Those of this processor."""
+    return NARROW_REGISTERS if register_width() == 8 else Prices()
 
 
 AMOUNTS = ("macs", "batched", "read", "written", "fresh", "copied", "matrix", "call")
 
 
-def work(runner: Runner, rows: int, training: bool) -> dict[str, float]:
-    """What a call of a runner does: multiply-adds, and those in batches; elements read, written, copied and put into
+def work(plan: Plan, rows: int, training: bool) -> dict[str, float]:
+    """What a call of a plan does: multiply-adds, and those in batches; elements read, written, copied and put into
     fresh memory; matrices and calls.
 
     Training includes the gradients, the work that needs no x, and in chunks the steps that are run again.
     """
-    if isinstance(runner, Chunked):
-        plan = runner.plan
-        once = _hot_work(plan, plan.rows, training, _made_again(plan))
+    if plan.chunk is not None:
+        once = _hot_work(plan, plan.chunk, training, _made_again(plan))
         once["written"] *= IN_CACHE
-        times = rows / plan.rows
+        times = rows / plan.chunk
         total = {name: amount * times for name, amount in once.items()}
     else:
-        plan = runner.inner if isinstance(runner, Split) else runner
         total = _hot_work(plan, rows, training)
     if training:
         _add_hoisted_work(plan, total)
-    if isinstance(runner, Split):
-        outputs, runs = runner.gates * prod(runner.out_modes), RUNS if training else 1
-        total["macs"] += runs * rows * outputs * runner.width
-        total["written"] += runs * rows * outputs
-        total["call"] += runs if training else 1 + BETWEEN
-        if training:
-            total["macs"] += runs * runner.outer.hoisted_macs
-            total["call"] += runs * (len(runner.outer.steps) + 2)
     return total
 
 
@@ -203,8 +184,9 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
     """The steps that touch x. In training each is a product and the gradients of its operands, x excepted; the first
     `again` of them are made once more for the backward."""
     total = dict.fromkeys(AMOUNTS, 0.0)
-    ops = {op.out: op for op in plan.program.hot}
-    share = rows / plan.rows  # op.copied and op.matrices are for the rows of the plan
+    program = ready(plan.text).program
+    ops = {op.out: op for op in program.hot}
+    share = rows / (plan.chunk or plan.rows)  # op.copied and op.matrices are for the rows that are run at once
     made: list[float] = []  # sizes of all that the forward makes
     for i, step in enumerate(step for step in plan.steps if not step.hoisted):
         op = ops[step.name]
@@ -225,9 +207,8 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
             total["batched"] += runs * macs
             total["matrix"] += runs * op.matrices * (share if op.spread else 1)
         total["call"] += runs
-    if not training or sum(made) > LENT:
-        total["fresh"] += sum(size for size in made if size > FRESH)
-    if plan.program.last.permutation is not None and not plan.program.straight:
+    total["fresh"] += sum(size for size in made if size > FRESH)
+    if program.last.permutation is not None and not program.straight:
         total["copied"] += 2 * rows * prod(plan.network.shape(plan.network.outputs))
     return total
 
@@ -246,11 +227,12 @@ def _made_again(plan: Plan) -> int:
 
 def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
     """The products of weights, and the small operands laid out."""
-    if products.suit(plan.program.hoisted, plan.program.hot):
+    of = ready(plan.text)
+    if of.products is not None:
         total["macs"] += RUNS * AT_ONCE * plan.hoisted_macs
         total["call"] += RUNS
         return
-    ops = {op.out: op for op in plan.program.hoisted}
+    ops = {op.out: op for op in of.program.hoisted}
     for step in plan.steps:
         if step.hoisted:
             op = ops[step.name]
@@ -259,7 +241,7 @@ def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
             total["copied"] += RUNS * op.copied
             total["matrix"] += RUNS * op.matrices if op.matrices > 1 else 0
             total["call"] += RUNS
-    for op in plan.program.hot:
+    for op in of.program.hot:
         if op.right_view.permutation is not None:
             total["copied"] += 2 * 2 * prod(op.right_view.legs)  # there and back
 
@@ -270,7 +252,30 @@ def _padding(op: Op) -> float:
     return REGISTER * -(-columns // REGISTER) / columns if columns > 0 else 1.0
 
 
-def predict(runner: Runner, rows: int, training: bool = True, prices: Prices = PRICES) -> float:
+def executed_macs(plan: Plan) -> int:
+    """Multiply-adds that run for one row of x, those that a wide product throws away included."""
+    pairs = {op.out: op.diagonal[0][op.diagonal[1]] for op in ready(plan.text).program.hot if op.diagonal is not None}
+    return sum(step.macs * pairs.get(step.name, 1) for step in plan.steps if not step.hoisted)
+
+
+def predict(plan: Plan, rows: int, training: bool = True, prices: Prices | None = None) -> float:
     """Price of one call in multiply-adds."""
-    done = work(runner, rows, training)
+    done = work(plan, rows, training)
+    prices = prices or default_prices()
     return done.pop("macs") + sum(getattr(prices, name) * amount for name, amount in done.items())
+
+
+SAME = 1.002  # prices closer than this are the same
+
+
+@lru_cache(maxsize=4096)
+def predicted(product: Product) -> str:
+    """The candidate with the lowest price; the first of those that cost the same, which are the format's own orders."""
+    price = prices(product)
+    return next(name for name in price if price[name] <= SAME * min(price.values()))
+
+
+def prices(product: Product) -> dict[str, float]:
+    """The price of every candidate."""
+    of = default_prices().for_dtype(product.dtype)
+    return {name: predict(plan, product.rows, product.grad, of) for name, plan in candidates(product).items()}

@@ -1,0 +1,85 @@
+"""How a recurrence gets its hidden matrix U: dense, or split into In and Out with few columns between.
+
+The operators take [U] with U (gates * H, P), [In (r, P), Out (r, gates * H)], or [In (gates * r, P), Out (gates, r, H)]
+where every gate has columns of its own. A format whose factors lie on both sides (TT, BT, HT, Tucker, CP) is made dense
+once per forward; so is one whose split would cost as much as the dense product.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from torch import Tensor
+
+from kronecell.nn.linear import TensorLinear
+from kronecell.ops.contract import contract_network
+from kronecell.ops.registration import constant_when_traced
+from kronecell.plans.network import GATE, Network
+from kronecell.plans.split import Split, split_of
+
+WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
+
+
+def hidden_matrices(weight: Tensor | TensorLinear) -> list[Tensor]:
+    """U as the operators take it; differentiable."""
+    if not isinstance(weight, TensorLinear):
+        return [weight]
+    split = _worthwhile(weight)
+    return [weight.dense_weight()] if split is None else _split(split, weight)
+
+
+def split_matrices(weight: TensorLinear) -> tuple[Tensor, Tensor] | None:
+    """In and Out of a matrix in a format that splits with fewer columns than outputs; differentiable."""
+    split = split_of(weight.format.network(weight.gates, weight.shared))
+    if split is None or split.width >= weight.out_features:
+        return None
+    In, Out = _split(split, weight)
+    return In, Out
+
+
+def is_split(weight: Tensor | TensorLinear) -> bool:
+    """Whether the recurrence runs over In and Out of this matrix."""
+    return isinstance(weight, TensorLinear) and _worthwhile(weight) is not None
+
+
+def macs_of(weight: Tensor | TensorLinear) -> int:
+    """Multiply-adds of one row of h in the form that runs."""
+    if not isinstance(weight, TensorLinear):
+        return weight.numel()
+    split = _worthwhile(weight)
+    return weight.in_features * weight.out_features if split is None else _macs(split, weight)
+
+
+@constant_when_traced
+def _worthwhile(weight: TensorLinear) -> Split | None:
+    if type(weight) is not TensorLinear:  # one that is a sum over processes has no split of its own
+        return None
+    return _worthwhile_split(weight.format.network(weight.gates, weight.shared), weight.in_features)
+
+
+@lru_cache(maxsize=256)
+def _worthwhile_split(network: Network, width: int) -> Split | None:
+    split = split_of(network)
+    if split is None:
+        return None
+    outputs = 1
+    for size in network.shape(network.outputs):
+        outputs *= size
+    return split if split.width * width + split.rank * outputs <= WORTH_SPLITTING * width * outputs else None
+
+
+def _macs(split: Split, weight: TensorLinear) -> int:
+    return split.width * weight.in_features + split.rank * weight.out_features
+
+
+def _split(split: Split, weight: TensorLinear) -> list[Tensor]:
+    factors, rank, gates = weight.factors(), split.rank, weight.gates
+    inner = contract_network(split.inner, factors)
+    outer = contract_network(split.outer, factors)
+    if split.gated:
+        In = inner.reshape(gates, weight.in_features, rank).transpose(1, 2).reshape(gates * rank, -1)
+        gated = GATE in split.outer.network.outputs
+        Out = outer.reshape(gates if gated else 1, rank, -1)
+        return [In, Out if gated else Out.expand(gates, -1, -1).contiguous()]
+    Out = outer.reshape(gates, rank, -1).transpose(0, 1).reshape(rank, -1)
+    return [inner.reshape(weight.in_features, rank).t().contiguous(), Out]

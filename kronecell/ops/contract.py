@@ -1,0 +1,267 @@
+"""The operators that run plans: `kronecell::hoist` for the weights alone, `kronecell::contract` for x.
+
+Both are told what to do by the text of a plan, so that a graph which holds them holds everything. They take the
+factors of a network in the order of its parameters, and contract takes the small operand of every step with x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kronecell.errors import PlanError, ShapeError
+from kronecell.ops import engine
+from kronecell.ops.lowering import lower
+from kronecell.ops.program import Program
+from kronecell.ops.registration import constant_when_traced, operator
+from kronecell.ops.small_products import Products, products_of, small_products
+from kronecell.plans.network import Factor, Network
+from kronecell.plans.plan import Plan, plan_of
+
+Optional = Tensor | None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A plan with everything that is derived from it once: what the operators look up by its text."""
+
+    plan: Plan
+    program: Program
+    made: tuple[str, ...]  # results of hoisted steps that a step with x takes, in the order of these steps
+    products: Products | None  # the hoisted steps for the kernel of small products, if they are small
+    names: tuple[str, ...]  # of the factors
+    constants: dict[str, Factor]
+
+    @property
+    def network(self) -> Network:
+        return self.plan.network
+
+
+@constant_when_traced
+def ready(text: str) -> Ready:
+    """A plan's text, parsed and lowered."""
+    return _ready(text)
+
+
+@lru_cache(maxsize=4096)
+def _ready(text: str) -> Ready:
+    plan = plan_of(text)
+    program = lower(plan)
+    hoisted = program.hoisted_results
+    made = tuple(op.right for op in program.hot if op.right in hoisted)
+    network = plan.network
+    constants = {factor.name: factor for factor in network.constants}
+    return Ready(plan, program, made, products_of(program) if made else None, (*network.shapes,), constants)
+
+
+def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """All factors by name, constants made."""
+    tensors = {factor.name: tensor for factor, tensor in zip(network.parameters, factors, strict=True)}
+    for factor in network.constants:
+        tensors[factor.name] = engine.constant_tensor(factor, network, factors[0])
+    return tensors
+
+
+# hoist -----------------------------------------------------------------------------------------------------------
+
+
+def _hoist_reference(factors: Sequence[Tensor], plan: str, plain: bool = True) -> list[Tensor]:
+    """The results of hoisted steps that steps with x take, laid out for these."""
+    of = ready(plan)
+    found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain)
+    steps = of.program.hoisted_results
+    return [steps[name].lay_out(found[name]) for name in of.made]
+
+
+def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
+    of = ready(plan)
+    if of.products is None:
+        return _hoist_reference(factors, plan, plain=False)
+    tensors = _tensors(of.network, factors)
+    return small_products([tensors[name] for name in of.products.inputs], of.products.description)
+
+
+def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
+    of = ready(plan)
+    return [factors[0].new_empty(of.program.hoisted_results[name].right_view.groups) for name in of.made]
+
+
+hoist = operator("hoist(Tensor[] factors, str plan) -> Tensor[]", _hoist_reference, _hoist_fake, kernel=_hoist)
+
+
+# contract --------------------------------------------------------------------------------------------------------
+
+
+def _contract_reference(
+    x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """x (rows, M) times the matrix of the network, plus the bias; and what the gradient saves."""
+    program = ready(plan).program
+    return engine.reference(program, x, operands, bias), []
+
+
+def _contract(
+    x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
+) -> tuple[Tensor, list[Tensor]]:
+    return engine.forward(ready(plan).program, x, operands, bias, keep)
+
+
+def _contract_fake(
+    x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
+) -> tuple[Tensor, list[Tensor]]:
+    program = ready(plan).program
+    like = operands[0]
+    shapes = engine.saved_shapes(program, x, keep)
+    return like.new_empty(x.shape[0], program.outputs), [like.new_empty(shape) for shape in shapes]
+
+
+def _contract_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
+    x, operands, bias, ctx.plan, _ = inputs
+    saved = output[1]
+    ctx.sizes = (len(operands), bias is not None)
+    ctx.mark_non_differentiable(*saved)
+    ctx.save_for_backward(x, *operands, *saved)
+
+
+def _contract_gradient(ctx: Any, upstream: Tensor, _: list[Optional]) -> tuple[Any, ...]:
+    count, has_bias = ctx.sizes
+    x, *rest = ctx.saved_tensors
+    operands, saved = rest[:count], rest[count:]
+    of_x, of_operands, of_bias = ctx.needs_input_grad[:3]
+    flags = [of_x, *of_operands, bool(has_bias and of_bias)]
+    found = contract_backward(upstream, x, operands, saved, flags, ctx.plan)
+    gradients = [gradient if flag else None for gradient, flag in zip(found, flags, strict=True)]
+    return gradients[0], gradients[1:-1], gradients[-1], None, None
+
+
+def _backward_reference(
+    upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    """Gradients of x, the operands and the bias from that of the result; what is not wanted has no elements."""
+    return engine.backward(ready(plan).program, upstream, x, operands, [], wanted)
+
+
+def _backward(
+    upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    return engine.backward(ready(plan).program, upstream, x, operands, saved, wanted)
+
+
+def _backward_fake(
+    upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    shapes = [x.shape, *(operand.shape for operand in operands), upstream.shape[1:]]
+    return [upstream.new_empty(shape if flag else (0,)) for shape, flag in zip(shapes, wanted, strict=True)]
+
+
+contract_backward = operator(
+    "contract_backward(Tensor upstream, Tensor x, Tensor[] operands, Tensor[] saved, bool[] wanted, str plan)"
+    " -> Tensor[]",
+    _backward_reference,
+    _backward_fake,
+    kernel=_backward,
+)
+contract = operator(
+    "contract(Tensor x, Tensor[] operands, Tensor? bias, str plan, bool keep) -> (Tensor, Tensor[])",
+    _contract_reference,
+    _contract_fake,
+    kernel=_contract,
+    setup=_contract_setup,
+    backward=_contract_gradient,
+)
+
+
+# The whole product -----------------------------------------------------------------------------------------------
+
+
+def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
+    """The small operand of every step with x, from the factors: work that depends on the weights alone."""
+    of = ready(plan)
+    made = iter(hoist([factors[name] for name in of.names], plan) if of.made else ())
+    operands = []
+    for op in of.program.hot:
+        if op.right in of.made:
+            operands.append(next(made))
+            continue
+        factor = factors.get(op.right)
+        if factor is None:  # a constant
+            factor = engine.constant_tensor(of.constants[op.right], of.network, factors[of.names[0]])
+        operands.append(op.lay_out(factor))
+    return operands
+
+
+def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
+    """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255."""
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    keep = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    y: Tensor = contract(rows, operands, bias, plan, keep)[0]
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional = None) -> Tensor:
+    """The product for input and factors that were not checked before: says what is wrong with them. Differentiable."""
+    check_factors(plan.network, factors)
+    check_input(plan, x, next(iter(factors.values())).dtype)
+    return apply(plan.text, x, prepare(plan.text, factors), bias)
+
+
+def plain_execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional = None) -> Tensor:
+    """The product in operations of torch alone, for graphs that other runtimes read."""
+    of = ready(plan.text)
+    tensors = _tensors(of.network, [factors[name] for name in of.names])
+    found = engine.run_hoisted(of.program, tensors, plain=True)
+    operands = [op.lay_out(found[op.right]) for op in of.program.hot]
+    y = engine.reference(of.program, x.reshape(-1, x.shape[-1]), operands, bias)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def contract_network(plan: Plan, factors: Mapping[str, Tensor]) -> Tensor:
+    """For a network without input: the tensor with the legs `outputs`. Differentiable."""
+    if plan.network.inputs:
+        raise PlanError("contract_network() is for networks without input; use execute(plan, x, factors)")
+    check_factors(plan.network, factors)
+    of = ready(plan.text)
+    found = engine.run_hoisted(of.program, _tensors(of.network, [factors[name] for name in of.network.shapes]))
+    return of.program.last(found[of.program.result])
+
+
+def check_factors(network: Network, factors: Mapping[str, Tensor]) -> None:
+    """Every factor there, of its shape, and all of one floating point dtype."""
+    for factor in network.parameters:
+        tensor = factors.get(factor.name)
+        if tensor is None:
+            raise ShapeError(f"factor {factor.name!r} is missing; expected {[*network.shapes]}, got {[*factors]}")
+        expected = network.shapes[factor.name]
+        if tuple(tensor.shape) != expected:
+            raise ShapeError(
+                f"factor {factor.name!r} has the wrong shape: expected {expected} for legs {factor.legs}, "
+                f"got {tuple(tensor.shape)}"
+            )
+    dtypes = {factors[factor.name].dtype for factor in network.parameters}
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        raise ShapeError(
+            f"factors must share one floating point dtype, got {sorted(map(str, dtypes))}; convert with .to(dtype)"
+        )
+
+
+def check_input(plan: Plan, x: Tensor, dtype: torch.dtype) -> None:
+    """x has the width of the network, and the dtype of the factors or bytes."""
+    if x.ndim == 0 or x.shape[-1] != plan.width:
+        raise ShapeError(
+            f"input has the wrong width: expected (..., {plan.width}) for modes "
+            f"{'x'.join(map(str, plan.network.shape(plan.network.inputs)))}, got {tuple(x.shape)}"
+        )
+    if x.dtype not in (dtype, torch.uint8):
+        raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)")
+
+
+def check_tensor(value: object, what: str) -> Tensor:
+    """The tensor itself, or a ShapeError that names the argument."""
+    if not isinstance(value, torch.Tensor):
+        raise ShapeError(f"{what} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    return value

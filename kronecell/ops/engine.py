@@ -1,0 +1,279 @@
+"""Runs programs: forward, backward, and the hoisted steps that need no x.
+
+There is one route. A step is a product of two matrices (`products`); the first two are one kernel where the program has
+a fold, and the last is written straight into the result where its layout allows. The backward saves what the forward
+made, small intermediates only where rows are run in chunks; the others are computed again while they are in cache.
+
+Every function here is made of differentiable operations, so that the same code is the reference of the gradient
+operator, whose own gradient torch takes by differentiating it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kronecell.ops.kernels import fold, fold_backward, grouped, grouped_backward, keeps_v
+from kronecell.ops.products import big_gradient, product, product_gradient, small_gradient
+from kronecell.ops.program import Program
+from kronecell.plans.network import Factor, Network
+
+BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255, as everywhere in imaging
+BYTE_ELEMENTS = 2**18  # of uint8 input that are converted at a time, where no kernel reads bytes
+KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are saved for the backward
+SUMS_PART = 4  # the sums of x that the gradient of a fold needs are saved if they have at most 1 / SUMS_PART of x
+STRAIGHT_DEPTH = 32  # with longer sums, a batched product and a copy are as fast as writing in place
+
+
+# Weights ---------------------------------------------------------------------------------------------------------
+
+
+def constant_tensor(factor: Factor, network: Network, like: Tensor) -> Tensor:
+    """The tensor of a constant factor, on the device and in the dtype of the parameters."""
+    shape = network.shape(factor.legs)
+    if factor.constant == "ones":
+        return torch.ones(shape, dtype=like.dtype, device=like.device)
+    if factor.constant == "blocks":
+        columns = [torch.ones(size, 1, dtype=like.dtype, device=like.device) for size in factor.blocks]
+        return torch.block_diag(*columns)
+    tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    index = torch.arange(shape[0], device=like.device)
+    tensor[(index,) * len(shape)] = 1
+    return tensor
+
+
+def run_hoisted(program: Program, tensors: Mapping[str, Tensor], plain: bool = False) -> dict[str, Tensor]:
+    """All tensors, with the results of the hoisted steps among them."""
+    found = dict(tensors)
+    for op in program.hoisted:
+        found[op.out] = product(op, found[op.left], op.lay_out(found[op.right]), plain)
+    return found
+
+
+# Reference -------------------------------------------------------------------------------------------------------
+
+
+def reference(program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """The result of `forward`, all rows at once, one product of torch for each step."""
+    operands = _scaled(x, operands)
+    left = x.to(operands[0].dtype) if x.dtype == torch.uint8 else x
+    for op, operand in zip(program.hot, operands, strict=True):
+        left = product(op, left, operand, plain=True)
+    y = program.last(left)
+    return y if bias is None else y + bias
+
+
+# Forward ---------------------------------------------------------------------------------------------------------
+
+
+def forward(
+    program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """x (rows, M) through all steps that touch it, plus the bias; and what the backward saves, if `keep`."""
+    operands = _scaled(x, operands)
+    rows = _rows_at_once(program, x)
+    if rows is None:
+        y, lefts, sums = _forward(program, x, operands, bias, keep)
+        return y, [_flat(left, len(x)) for left in (*lefts[1:], *sums)] if keep else []
+    like = operands[0]
+    saved = [like.new_empty(shape) for shape in saved_shapes(program, x, keep)]
+    y = like.new_empty(len(x), program.outputs)
+    for start in range(0, len(x), rows):
+        now = slice(start, start + rows)
+        y[now], lefts, sums = _forward(program, _as_numbers(program, x[now], like), operands, bias, keep)
+        for whole, part in zip(saved, (*lefts[1:], *sums), strict=False):
+            if whole.numel() and part.numel():
+                whole[now] = _flat(part, len(whole[now]))
+    return y, saved
+
+
+def saved_shapes(program: Program, x: Tensor, keep: bool) -> list[tuple[int, ...]]:
+    """Shapes of what `forward` saves: what x is before every step but the first, and the sums of a fold.
+
+    In chunks, what is large beside x is not saved, as (0,), but computed again.
+    """
+    if not keep:
+        return []
+    rows, taken = x.shape[0], 0
+    shapes: list[tuple[int, ...]] = []
+    in_chunks = program.chunk is not None
+    for each in program.sizes[:-1]:
+        fits = not in_chunks or taken + each <= program.width // KEPT_PART
+        taken += each if fits else 0
+        shapes.append((rows, each) if fits else (0,))
+    return shapes if program.fold is None else [*shapes, _sums_shape(program, x)]
+
+
+def _flat(tensor: Tensor, rows: int) -> Tensor:
+    """The numbers of some rows of x as they lie in memory, as one line a row."""
+    return tensor.reshape(rows, -1) if tensor.numel() else tensor.reshape(0)
+
+
+def _sums_shape(program: Program, x: Tensor) -> tuple[int, ...]:
+    of = program.fold
+    assert of is not None
+    if not keeps_v(x, of.places, of.shared, of.others):
+        return (0,)
+    return (x.shape[0], of.shared * of.others * program.hot[0].a.groups[1])
+
+
+def _scaled(x: Tensor, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Bytes count as numbers from 0 to 1: the division is made in the first operand, which is small."""
+    return operands if x.dtype != torch.uint8 else [operands[0] * BYTE, *operands[1:]]
+
+
+def _reads_bytes(program: Program) -> bool:
+    """Whether the first step has a kernel that reads bytes."""
+    first = program.hot[0]
+    return first.narrow and first.a.permutation is None
+
+
+def _as_numbers(program: Program, x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype) if x.dtype == torch.uint8 and not _reads_bytes(program) else x
+
+
+def _rows_at_once(program: Program, x: Tensor) -> int | None:
+    """Rows of a chunk; None for all rows at once."""
+    rows = program.chunk
+    if x.dtype == torch.uint8 and not _reads_bytes(program):
+        converted = max(1, BYTE_ELEMENTS // program.width)
+        rows = converted if rows is None else min(rows, converted)
+    return rows if rows is not None and rows < len(x) else None
+
+
+def _forward(
+    program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The result; what x is before every step; and the sums of x that the gradient of a fold needs, if there is one."""
+    lefts, sums, hot = [_as_numbers(program, x, operands[0])], list[Tensor](), program.hot
+    if program.fold is not None:
+        of = program.fold
+        z, y, made = fold(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
+        lefts, sums = [x, y, z.reshape(hot[1].shape)], [made]
+    for op, operand in zip(hot[len(lefts) - 1 : -1], operands[len(lefts) - 1 : -1], strict=True):
+        lefts.append(product(op, lefts[-1], operand))
+    if len(lefts) > len(hot):  # the fold was all
+        result = program.last(lefts.pop())
+        return (result if bias is None else result + bias), lefts, sums
+    left, operand = lefts[-1], operands[-1]
+    if _is_grouped(program):
+        return grouped(hot[-1].left_view(left), operand, bias), lefts, sums
+    result = program.last(product(hot[-1], left, operand))
+    return (result if bias is None else result + bias), lefts, sums
+
+
+def _is_grouped(program: Program) -> bool:
+    """Whether the last step is one short product for every group of outputs, written where it belongs."""
+    op = program.hot[-1]
+    return program.straight and not op.narrow and op.a.groups[-1] <= STRAIGHT_DEPTH
+
+
+# Backward --------------------------------------------------------------------------------------------------------
+
+
+def backward(
+    program: Program,
+    upstream: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of x, of every operand and of the bias, as wanted; an unwanted one has no elements.
+
+    Without anything saved all intermediates are computed again, by differentiable operations.
+    """
+    operands, scaled = _scaled(x, operands), x.dtype == torch.uint8
+    of_x, *of_small, of_bias = wanted
+    upstream = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
+    rows = _rows_at_once(program, x)
+    parts: list[Tensor] = []
+    totals: list[Tensor | None] = [None] * (len(operands) + 1)
+    for start in range(0, len(x), rows or max(1, len(x))):
+        now = slice(start, start + (rows or len(x)))
+        part = [line[now] if line.numel() else line for line in saved]
+        lefts, sums = _lefts(program, x[now], operands, part, of_small)
+        found = _backward(program, upstream[now], lefts, sums, operands, [of_x, *of_small, of_bias])
+        if of_x:
+            parts.append(found[0].reshape(-1, program.width))
+        totals = [new if total is None else total + new for total, new in zip(totals, found[1:], strict=True)]
+    empty = upstream.new_empty(0)
+    if not len(x):
+        shapes = [tensor.shape for tensor in operands] + [upstream.shape[1:]]
+        totals = [upstream.new_zeros(shape) for shape in shapes]
+        parts = [upstream.new_zeros(x.shape)]
+    if scaled and of_small[0]:
+        totals[0] = _given(totals[0]) * BYTE
+    gradients = [_given(total) if want else empty for total, want in zip(totals, [*of_small, of_bias], strict=True)]
+    return [torch.cat(parts) if of_x and len(parts) > 1 else parts[0] if of_x else empty, *gradients]
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def _lefts(
+    program: Program, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], of_small: Sequence[bool]
+) -> tuple[list[Tensor], Tensor | None]:
+    """What x is before every step whose operand wants a gradient, saved or computed again; and the sums of a fold."""
+    hot = program.hot
+    last = max((i for i, flag in enumerate(of_small) if flag), default=0)
+    lefts = [_as_numbers(program, x, operands[0])]
+    for i in range(1, last + 1):
+        if saved and saved[i - 1].numel():
+            lefts.append(saved[i - 1].reshape(hot[i - 1].shape))
+        else:
+            lefts.append(product(hot[i - 1], lefts[-1], operands[i - 1]))
+    sums = saved[-1] if program.fold is not None and saved and saved[-1].numel() else None
+    return lefts, sums
+
+
+def _backward(
+    program: Program,
+    gradient: Tensor,
+    lefts: Sequence[Tensor],
+    sums: Tensor | None,
+    operands: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of x, the operands and the bias for some rows; what is not wanted has no elements."""
+    of_x, *of_small, of_bias = wanted
+    hot, empty = program.hot, gradient.new_empty(0)
+    found = [empty] * (len(hot) + 2)
+    last = len(hot) - 1
+    further = [of_x or any(of_small[:i]) for i in range(len(hot))]
+    if _is_grouped(program) and len(lefts) == len(hot):
+        op, flags = hot[last], [further[last], of_small[last], of_bias]
+        of_a, found[last + 1], found[-1] = grouped_backward(gradient, op.a(lefts[last]), operands[last], flags)
+        if not further[last]:
+            return found
+        gradient = op.a.undo(of_a)
+        gradient = gradient.reshape(hot[last - 1].shape) if last else gradient
+        last -= 1
+    else:
+        found[-1] = gradient.sum(0) if of_bias else empty
+        gradient = program.last.undo(gradient).reshape(hot[last].shape)
+    for i in range(last, -1, -1):
+        op = hot[i]
+        if i == 1 and sums is not None and all(of_small[:2]) and not of_x:
+            of = program.fold
+            assert of is not None
+            gradient = gradient.reshape(len(sums), -1)
+            v = sums.reshape(len(sums), of.shared * of.others, -1)
+            found[1], found[2] = fold_backward(
+                gradient, lefts[1], v, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner
+            )
+            return found
+        whole = product_gradient(op, gradient)
+        if of_small[i]:
+            found[i + 1] = small_gradient(op, lefts[i], whole)
+        if not further[i]:
+            return found
+        gradient = big_gradient(op, operands[i], whole)
+        if i:
+            gradient = gradient.reshape(hot[i - 1].shape)
+    found[0] = gradient
+    return found
