@@ -1,11 +1,19 @@
 // Functions of the gates for a register of numbers; a kernel file, see widths.h. They differ from the exact ones by at most
 // a few units in the last place.
 
-// x, but not beyond the limit; NaN stays NaN.
+// x, but not beyond the limit; NaN stays NaN: of two numbers one of which is NaN, these instructions give the second.
 INLINE vec at_most(vec x, float limit) {
-    vec most = (vec){0} + limit;
-    ivec over = x > most;
+    const vec most = (vec){0} + limit;
+#if defined(__x86_64__) && KERNEL_WIDTH == 16
+    return (vec)_mm512_min_ps((__m512)most, (__m512)x);
+#elif defined(__x86_64__) && KERNEL_WIDTH == 8
+    return (vec)_mm256_min_ps((__m256)most, (__m256)x);
+#elif defined(__x86_64__)
+    return (vec)_mm_min_ps((__m128)most, (__m128)x);
+#else
+    const ivec over = x > most;
     return (vec)(((ivec)most & over) | ((ivec)x & ~over));
+#endif
 }
 
 // exp(x) - 1 = (exp(r) - 1) 2^n + (2^n - 1), with r at most log(2) / 2 in size; `power` gets 2^n, which is 0 below 2^-126
