@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same table for type checkers and editors, which do not run __getattr__
     from kronecell.compress import compress
     from kronecell.compress.suggest import suggest
+    from kronecell.deploy.choices import load_choices, save_choices
     from kronecell.deploy.modules import load, save
     from kronecell.deploy.onnx import export_onnx
     from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
     from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
     from kronecell.formats.modes import factorize
     from kronecell.nn.counting import count
+    from kronecell.nn.freeze import freeze
     from kronecell.nn.linear import TensorLinear
     from kronecell.nn.rnn import GRU, LSTM
     from kronecell.ops.tune import tune
@@ -37,6 +39,8 @@ _CONTENTS = {
     "plans.counting": ("Cost",),
     "nn.linear": ("TensorLinear",),
     "nn.rnn": ("GRU", "LSTM"),
+    "nn.freeze": ("freeze",),
+    "deploy.choices": ("load_choices", "save_choices"),
     "deploy.modules": ("load", "save"),
     "deploy.onnx": ("export_onnx",),
     "compress": ("compress",),
@@ -74,9 +78,12 @@ __all__ = [
     "count",
     "export_onnx",
     "factorize",
+    "freeze",
     "load",
+    "load_choices",
     "parse",
     "save",
+    "save_choices",
     "suggest",
     "tune",
 ]

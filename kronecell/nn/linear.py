@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from kronecell.errors import ShapeError
+from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import apply, check_tensor, contract_network, prepare
+from kronecell.ops.contract import apply, check_tensor, contract_network, operand_count, prepare
 from kronecell.ops.registration import constant_when_traced
 from kronecell.ops.tune import bucket, choices, explain
 from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, optimal
-from kronecell.plans.plan import Plan
+from kronecell.plans.plan import Plan, plan_of
+
+Layer = TypeVar("Layer", bound="TensorLinear")
 
 TRACED_ROWS = 128  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
@@ -60,6 +63,7 @@ class TensorLinear(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self._names = (*network.shapes,)
         self.matrix = _described(self.format, gates, self.shared, order)
+        self.frozen: tuple[tuple[int, str], ...] = ()  # rows and plan, ascending; of freeze.py
         if bias:
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
@@ -97,6 +101,8 @@ class TensorLinear(nn.Module):
 
     def plan(self, rows: int) -> Plan:
         """How x W is run for a number of rows, with gradients if they are enabled: what forward does."""
+        if self.frozen:
+            return plan_of(self._frozen_operands(rows)[0])
         return _chosen(*self._key(rows))
 
     def product(self, rows: int) -> Product:
@@ -116,8 +122,36 @@ class TensorLinear(nn.Module):
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W + bias for arguments that fit; the layer's own bias is not added."""
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        plan = plan_text(*self._key(TRACED_ROWS if traced else x.numel() // x.shape[-1]))
-        return multiply(x, prepare(plan, self.factors()), bias, plan)
+        rows = TRACED_ROWS if traced else x.numel() // x.shape[-1]
+        if self.frozen:
+            plan, operands = self._frozen_operands(rows)
+        else:
+            plan = plan_text(*self._key(rows))
+            operands = prepare(plan, self.factors())
+        return multiply(x, operands, bias, plan)
+
+    @torch.no_grad()
+    def freeze_products(self, rows: Sequence[int]) -> None:
+        """Keep the products of weights of the plans for these numbers of rows as buffers; forward reads them alone."""
+        self.requires_grad_(False)
+        chosen: dict[str, int] = {}
+        for count in sorted(rows):
+            chosen[self.plan(count).text] = count  # of a plan that serves several, the largest number of rows
+        self.frozen = tuple(sorted((count, plan) for plan, count in chosen.items()))
+        for number, (_, plan) in enumerate(self.frozen):
+            for step, operand in enumerate(prepare(plan, self.factors())):
+                self.register_buffer(f"frozen_{number}_{step}", operand.contiguous(), persistent=False)
+
+    def _frozen_operands(self, rows: int) -> tuple[str, list[Tensor]]:
+        number = next((i for i, (most, _) in enumerate(self.frozen) if rows <= most), len(self.frozen) - 1)
+        plan = self.frozen[number][1]
+        return plan, [self._buffers[f"frozen_{number}_{step}"] for step in range(operand_count(plan))]  # type: ignore[misc]
+
+    def train(self: Layer, mode: bool = True) -> Layer:
+        """As torch's; a frozen layer refuses to train."""
+        if mode and self.frozen:
+            raise PlanError("a frozen layer does not train: train the module that kc.freeze was called with")
+        return super().train(mode)
 
     def check(self, x: Tensor, bias: Tensor | None) -> None:
         """Refuse an input of the wrong width or dtype and a bias of the wrong size."""

@@ -126,6 +126,7 @@ class Recurrent(Cell, nn.Module):
         recurrence: str,
     ) -> None:
         super().__init__()
+        self.frozen: dict[str, int] = {}  # number of hidden matrices by direction, if the products are held as buffers
         _check_sizes(input_size, hidden_size, num_layers, dropout, proj_size)
         if recurrence not in RECURRENCES:
             raise PlanError(f"recurrence must be one of {', '.join(RECURRENCES)}, got {recurrence!r}")
@@ -220,11 +221,41 @@ class Recurrent(Cell, nn.Module):
         return [[self._direction(end) for end in self._ends(layer)] for layer in range(self.num_layers)]
 
     def _direction(self, end: str) -> Direction:
+        if self.frozen:
+            bias, bias_n, project, *hidden = (getattr(self, name) for name in self._frozen_names(end, self.frozen[end]))
+            return Direction(getattr(self, "weight_ih" + end), bias, hidden, bias_n, project)
         biases = (getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)) if self.bias else None
         bias, bias_n = (None, None) if biases is None else self._start_bias(*biases)
         hidden = hidden_matrices(getattr(self, "weight_hh" + end))
         project = getattr(self, "weight_hr" + end) if self.proj_size else None
         return Direction(getattr(self, "weight_ih" + end), bias, hidden, bias_n, project)
+
+    @torch.no_grad()
+    def freeze_products(self, rows: Items[int]) -> None:
+        """Keep what the recurrence reads of the weights as buffers; see freeze.py."""
+        self.requires_grad_(False)
+        counts = {}
+        for end in (end for layer in range(self.num_layers) for end in self._ends(layer)):
+            weights = self._direction(end)
+            counts[end] = len(weights.hidden)
+            held = (weights.bias, weights.bias_n, weights.project, *weights.hidden)
+            for name, tensor in zip(self._frozen_names(end, len(weights.hidden)), held, strict=True):
+                copy = None if tensor is None else tensor.detach().clone(memory_format=torch.contiguous_format)
+                self.register_buffer(name, copy, persistent=False)
+            if isinstance(weights.weight, TensorLinear):
+                weights.weight.freeze_products(rows)
+        self.frozen = counts
+
+    @staticmethod
+    def _frozen_names(end: str, count: int) -> list[str]:
+        parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(count)))
+        return [f"frozen_{part}{end}" for part in parts]
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """As torch's; a frozen layer refuses to train."""
+        if mode and self.frozen:
+            raise PlanError("a frozen layer does not train: train the module that kc.freeze was called with")
+        return super().train(mode)
 
     def _start_bias(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
         """The biases that gates take from the start, and that of a GRU's reset product."""

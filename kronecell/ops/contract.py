@@ -195,6 +195,12 @@ def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
     return operands
 
 
+@constant_when_traced
+def operand_count(plan: str) -> int:
+    """How many operands a plan takes."""
+    return len(ready(plan).program.hot)
+
+
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
     """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255."""
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])

@@ -1,0 +1,47 @@
+"""kc.freeze: a module for inference that holds products of weights instead of computing them at each forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import nn
+
+from kronecell.errors import ShapeError
+from kronecell.nn.linear import TensorLinear
+from kronecell.nn.recurrent import Recurrent
+
+Module = TypeVar("Module", bound=nn.Module)
+
+ROWS = (1, 16, 128, 1024)  # numbers of rows of x (batch * time) for which products of weights are held
+
+
+def freeze(module: Module, rows: Sequence[int] = ROWS) -> Module:
+    """A copy of `module` in eval mode whose layers of this package hold their products of weights as buffers.
+
+    The plan of a product depends on the number of rows; the plans for `rows` are held, and a call takes the next larger
+    one. The copy refuses to train and takes no gradients for its weights. Its state dict is that of the module:
+    loading one computes the products anew.
+
+    >>> frozen = freeze(TensorLinear("tt:m=8x8,n=4x4,r=3"))
+    >>> frozen.training
+    False
+    """
+    if not isinstance(module, nn.Module):
+        raise ShapeError(f"freeze takes a torch module, got {type(module).__name__}")
+    if not rows or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in rows):
+        raise ShapeError(f"rows must be positive integers such as (1, 128), got {rows!r}")
+    frozen = copy.deepcopy(module).eval().requires_grad_(False)
+    _freeze(frozen, tuple(rows))
+    frozen.register_load_state_dict_post_hook(lambda module, _: _freeze(module, tuple(rows)))
+    return frozen
+
+
+def _freeze(module: nn.Module, rows: Sequence[int]) -> None:
+    if isinstance(module, (TensorLinear, Recurrent)):
+        module.frozen = type(module.frozen)()  # what is held already is made anew
+        module.freeze_products(rows)
+        return
+    for child in module.children():
+        _freeze(child, rows)
