@@ -6,27 +6,26 @@ All candidates are timed, except those predicted to take more than 3 times the c
 Those within 1.3 of the best are then timed again, in turn, together with the choice of the cost model and the paper's
 own order: from these come the ratios, so that no choice is judged by the times that made it. Both the tuned choice and
 the cost model's, without measurement, are given. The tuned choices are kept in choices.json, which
-`kronecell.ops.tune.load_choices` reads.
+`kc.load_choices` reads.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
 
-import torch
-
 from benchmarks.prices import calls_of
 from benchmarks.results import Options, machine, main, table, write
-from benchmarks.shapes import GATES, formats, small_formats
+from benchmarks.shapes import formats, product_of, small_formats
 from benchmarks.timing import interleave, ratio, threads
-from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.choices import save_choices
 from kronecell.formats import Format
 from kronecell.formats.paper_counting import paper_order
-from kronecell.ops.tune import Product, bucket, pick, predicted
+from kronecell.ops.choose import Product, candidates, predicted, prices
+from kronecell.ops.tune import choices as measured
+from kronecell.ops.tune import pick
 
 CHOICES = "choices.json"
 ROWS = (1, 6, 96, 384)
@@ -58,17 +57,16 @@ class Found:
     paper_ratio: float | None
 
 
-def judge(dataset: str, label: str, product: Product, rows: int, quick: bool) -> Found:
+def judge(dataset: str, label: str, fmt: Format, shared: bool, product: Product, rows: int, quick: bool) -> Found:
     """Measure all candidates, choose, and measure the serious ones again."""
-    fmt, shared, grad, runners = product.format, bool(product.shared), product.grad, product.runners()
-    price = {name: product.predict(runner) for name, runner in runners.items()}
+    grad, plans, price = product.grad, candidates(product), prices(product)
     paper = paper_order(fmt) or next(iter(fmt.orders()))
-    limit = {name: (SKIP_PAPER if name == paper else SKIP) * min(price.values()) for name in runners}
-    tried = {name: runner for name, runner in runners.items() if price[name] <= limit[name]}
+    limit = {name: (SKIP_PAPER if name == paper else SKIP) * min(price.values()) for name in plans}
+    tried = {name: plan for name, plan in plans.items() if price[name] <= limit[name]}
     calls = calls_of(tried, fmt, rows, shared, grad)
     seconds = {name: median(values) for name, values in interleave(calls, 9, 0.1, GIVE_UP, fewest=2).items()}
     model = predicted(product)
-    tuned = pick({name: seconds[name] for name in runners if name in seconds}, model)
+    tuned = pick({name: seconds[name] for name in plans if name in seconds}, model)
     serious = [name for name in seconds if seconds[name] <= NEAR * seconds[tuned] or name == model]
     if paper in seconds and seconds[paper] <= 4 * seconds[tuned] and paper not in serious:
         serious.append(paper)
@@ -106,8 +104,8 @@ def run(options: Options) -> None:
             if label != shown:
                 options.say(f"auto: {dataset} {label} ({time.perf_counter() - start:.0f} s)")
                 shown = label
-            product = Product(fmt, bucket(rows), GATES, shared, grad)
-            found.append(judge(dataset, label, product, rows, options.quick))
+            product = product_of(fmt, rows, shared, grad)
+            found.append(judge(dataset, label, fmt, shared, product, rows, options.quick))
             choices[product.key] = found[-1].tuned
     report(options, found, choices)
 
@@ -134,8 +132,10 @@ Within 1.15 of the best: tuned {within["tuned_ratio"]:.0%}, untuned {within["mod
 Plans are made for the next power of two of the rows, as `auto` does. Sorted by how far the cost model's choice is off.
 
 {table(head, lines)}"""
-    saved = json.dumps({"kronecell_choices": 1, "torch": torch.__version__, "choices": choices}, indent=1)
-    write_atomically(options.results / CHOICES, lambda path: path.write_text(saved))
+    measured.forget()
+    measured.update(choices)
+    save_choices(options.results / CHOICES)
+    measured.forget()
     write(options, "auto", {"within 1.15": within, "products": [asdict(item) for item in found]}, text)
 
 

@@ -18,12 +18,11 @@ import torch
 
 import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
-from benchmarks.shapes import GATES
+from benchmarks.shapes import GATES, product_of
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.deploy.atomic import write_atomically
 from kronecell.formats import Format
-from kronecell.ops.candidates import candidates, predict
-from kronecell.ops.tune import bucket
+from kronecell.ops.choose import candidates, predict
 
 N = (4, 4, 4, 4)
 M = (8, 20, 20, 18)
@@ -108,8 +107,8 @@ def measure(quantity: str, values: list[int], makers: dict[str, Make], quick: bo
             x = inputs.setdefault((rows, fmt.M), torch.randn(rows, fmt.M))
             layer = kc.TensorLinear(fmt, gates=GATES).eval()
             cases[f"{name} {value}"] = inference(lambda layer=layer, x=x: layer(x))
-            known = candidates(fmt, bucket(rows), GATES)
-            cheapest = min(predict(runner, rows, training=False) for runner in known.values())
+            plans = candidates(product_of(fmt, rows))
+            cheapest = min(predict(plan, rows, training=False) for plan in plans.values())
             fewest = min(fmt.plan("optimal", rows, gates=GATES).macs * rows, 4 * fmt.M * fmt.N * rows)
             counted[f"{name} {value}"] = (float(fewest), cheapest)
     samples = interleave(cases, 1 if quick else 9, 0.0 if quick else 0.1)

@@ -23,7 +23,6 @@ import kronecell as kc
 from benchmarks.results import Options, machine, main, table, write
 from benchmarks.shapes import GATES, formats, small_formats
 from benchmarks.timing import training
-from kronecell.ops import narrow
 
 ROWS = 96
 MEGABYTE = 2**20
@@ -53,8 +52,7 @@ def child(spec: str, shared: bool, rows: int) -> dict[str, float]:
     else:
         layer = kc.TensorLinear(fmt, gates=GATES, shared=shared)
     training(nn.Linear(8, 8), torch.randn(2, 8))()
-    if narrow._kernel is not None:
-        narrow._kernel(torch.randn(8, 8), torch.randn(8, 8), None, "none", [], "")
+    training(kc.TensorLinear(small_formats()["TT"], gates=GATES), torch.randn(2, 36))()
     x = torch.randn(rows, fmt.M)
     reset_peak()
     before = resident("VmRSS")
@@ -105,13 +103,13 @@ def run(options: Options) -> None:
         {"TT": small_formats()["TT"]} if options.quick else {"dense": kc.Dense((57600,), (256,)), **formats("UCF11")}
     )
     rows, found, lines = ROWS, [], []
-    wanted = [
+    cases = [
         (label, shared)
         for label in known
         for shared in ((False, True) if label != "dense" and not options.quick else (False,))
     ]
-    results = measure([(str(known[label]), shared, rows) for label, shared in wanted])
-    for (label, shared), case in zip(wanted, results, strict=True):
+    results = measure([(str(known[label]), shared, rows) for label, shared in cases])
+    for (label, shared), case in zip(cases, results, strict=True):
         options.say(f"memory: {label} {'shared' if shared else 'unshared'}")
         found.append({"format": label, "shared": shared, "rows": rows, **case})
         if "reason" in case:

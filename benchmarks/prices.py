@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import Options, machine, main, table, write
-from benchmarks.shapes import GATES, formats, small_formats
+from benchmarks.shapes import GATES, formats, product_of, small_formats
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.formats import Format
-from kronecell.ops.candidates import PRICES, Prices, Runner, candidates, predict, work
+from kronecell.ops.choose import Prices, candidates, default_prices, predict, work
+from kronecell.ops.contract import apply, execute, prepare
+from kronecell.plans.plan import Plan
 
+PRICES = default_prices()
 NAMES = ("batched", "read", "written", "fresh", "copied", "matrix", "call")
 ROWS = (1, 6, 96, 384)
 SKIP = 8.0  # candidates predicted this many times the best are not run
@@ -58,20 +61,20 @@ def priced(done: dict[str, float], prices: Prices) -> float:
 
 
 def calls_of(
-    runners: dict[str, Runner], fmt: Format, rows: int, shared: bool | tuple[str, ...], grad: bool
+    plans: dict[str, Plan], fmt: Format, rows: int, shared: bool | tuple[str, ...], grad: bool
 ) -> dict[str, Call]:
     """One call of every candidate on the same random data, as `kronecell.ops.tune` runs it.
 
-    Where two candidates make the same of the weights, they read the same memory: else that which happens to lie better
-    would be the faster one.
+    Where two candidates make the same of the weights, they read the same memory: otherwise the better
+    aligned one would be faster.
     """
     generator = torch.Generator().manual_seed(0)
     factors = fmt.init(generator, gates=GATES, shared=shared)
     x = torch.randn(rows, fmt.M, generator=generator)
     leaves = {name: tensor.requires_grad_(grad) for name, tensor in factors.items()}
 
-    def train(runner: Runner) -> Call:
-        return lambda: torch.autograd.grad(runner.execute(x, leaves).sum(), [*leaves.values()], allow_unused=True)
+    def train(plan: Plan) -> Call:
+        return lambda: torch.autograd.grad(execute(plan, x, leaves).sum(), [*leaves.values()], allow_unused=True)
 
     made: list[Tensor] = []
 
@@ -82,21 +85,22 @@ def calls_of(
         made.append(tensor)
         return tensor
 
-    def infer(runner: Runner) -> Call:
-        prepared = {name: once(tensor) for name, tensor in runner.prepare(factors).items()}
-        return inference(lambda: runner.apply(x, prepared))
+    def infer(plan: Plan) -> Call:
+        with torch.no_grad():
+            operands = [once(tensor) for tensor in prepare(plan.text, factors)]
+        return inference(lambda: apply(plan.text, x, operands))
 
-    return {name: train(runner) if grad else infer(runner) for name, runner in runners.items()}
+    return {name: train(plan) if grad else infer(plan) for name, plan in plans.items()}
 
 
 def measure(fmt: Format, label: str, rows: int, shared: bool, grad: bool, repeats: int) -> Case:
     """Time the candidates of one product that are not predicted to be hopeless."""
-    runners = candidates(fmt, rows, GATES, shared)
-    price = {name: predict(runner, rows, grad) for name, runner in runners.items()}
-    kept = [name for name in runners if price[name] <= SKIP * min(price.values())]
-    calls = calls_of({name: runners[name] for name in kept}, fmt, rows, shared, grad)
+    plans = candidates(product_of(fmt, rows, shared, grad))
+    price = {name: predict(plan, rows, grad) for name, plan in plans.items()}
+    kept = [name for name in plans if price[name] <= SKIP * min(price.values())]
+    calls = calls_of({name: plans[name] for name in kept}, fmt, rows, shared, grad)
     samples = interleave(calls, repeats, CASE_SECONDS, GIVE_UP)
-    done = {name: work(runners[name], rows, grad) for name in kept}
+    done = {name: work(plans[name], rows, grad) for name in kept}
     return Case(label, shared, rows, grad, done, {name: median(samples[name]) for name in kept})
 
 

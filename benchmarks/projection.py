@@ -24,8 +24,10 @@ from benchmarks.results import Options, available_memory, machine, main, table, 
 from benchmarks.shapes import GATES, MAIN, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, ratio, sample, summary, threads, training
 from kronecell.formats import KCP, Format
-from kronecell.ops.candidates import Runner
-from kronecell.ops.tune import forget, load_choices
+from kronecell.nn.linear import multiply
+from kronecell.ops.contract import prepare
+from kronecell.ops.tune import choices as measured
+from kronecell.plans.plan import Plan
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
 # Beside forward and backward. The forward makes the products of weights as there, but nothing that only gradients need,
@@ -57,15 +59,18 @@ class Group:
 
 
 class Settled(kc.TensorLinear):
-    """A layer that keeps the way of running it was given first, whatever is tuned later."""
+    """A layer that always runs the plan chosen when it was made, whatever is tuned later."""
 
-    runner: Runner | None = None
+    def __init__(self, fmt: Format, shared: bool, rows: int, grad: bool) -> None:
+        super().__init__(fmt, gates=GATES, shared=shared)
+        self.train(grad)
+        with torch.set_grad_enabled(grad):
+            self.settled: Plan = self.plan(rows)
 
-    def plan(self, rows: int) -> Runner:
-        """The first choice."""
-        if self.runner is None:
-            self.runner = super().plan(rows)
-        return self.runner
+    def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W + bias by that plan."""
+        plan = self.settled.text
+        return multiply(x, prepare(plan, self.factors()), bias, plan)
 
 
 def limits(x: Tensor, outputs: int, grad: bool, dense: bool) -> dict[str, Call]:
@@ -82,27 +87,24 @@ def limits(x: Tensor, outputs: int, grad: bool, dense: bool) -> dict[str, Call]:
     return cases
 
 
-def ours(known: dict[str, Format], x: Tensor, group: Group, choices: Options | None) -> dict[str, Call]:
-    """Our layers: untuned, tuned where another way was chosen, and the paper's orders."""
+def ours(known: dict[str, Format], x: Tensor, group: Group, options: Options | None) -> dict[str, Call]:
+    """Our layers: untuned, tuned where another plan was chosen, and the paper's orders."""
     cases: dict[str, Call] = {}
     for label, fmt in known.items():
         for shared in (False, True):
             name = f"{label} {'shared' if shared else 'unshared'}"
-            forget()
-            untuned = Settled(fmt, gates=GATES, shared=shared).train(group.grad)
+            measured.forget()
+            untuned = Settled(fmt, shared, group.rows, group.grad)
             cases[f"{name} untuned"] = _call(untuned, x, group.grad)
-            with torch.set_grad_enabled(group.grad):
-                first = untuned.plan(group.rows)
-                if choices is not None:
-                    path = choices.results / CHOICES
-                    layer = Settled(fmt, gates=GATES, shared=shared).train(group.grad)
-                    if path.exists():
-                        load_choices(path)
-                    else:
-                        kc.tune(layer, x)
-                    layer.runner = None
-                    if layer.plan(group.rows) is not first:
-                        cases[f"{name} auto"] = _call(layer, x, group.grad)
+            if options is not None:
+                path = options.results / CHOICES
+                if path.exists():
+                    kc.load_choices(path)
+                else:
+                    kc.tune(kc.TensorLinear(fmt, gates=GATES, shared=shared).train(group.grad), x)
+                tuned = Settled(fmt, shared, group.rows, group.grad)
+                if tuned.settled != untuned.settled:
+                    cases[f"{name} auto"] = _call(tuned, x, group.grad)
             if group.rows == PAPER_ROWS and group.threads == 1 and not group.grad:
                 orders = ("algorithm1", "algorithm2") if isinstance(fmt, KCP) else (next(iter(fmt.orders())),)
                 for order in orders:
@@ -130,7 +132,7 @@ def bytes_cases(known: dict[str, Format], rows: int) -> dict[str, Call]:
 
 
 def runnable(cases: dict[str, Call]) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of the first call of the cases that run, and why the others do not."""
+    """Seconds of the first call of the cases that run, and why the rest do not."""
     seconds, reasons = {}, {}
     for name, call in cases.items():
         try:
@@ -153,17 +155,17 @@ def measure(group: Group, options: Options, peers: list[Peer], slow: dict[str, f
     dense = dense_gigabytes < 0.5 * available_memory() and not (group.grad and dense_gigabytes > 1)
     cases = limits(x, GATES * fmt.N, group.grad, dense) | ours(known, x, group, tuned)
     reasons: dict[str, str] = {} if dense else {"dense": "left out: takes too much memory or time here"}
-    others: dict[str, Call] = {}
+    extra: dict[str, Call] = {}
     if group.rows == PEER_ROWS and group.threads == 1 and group.dataset == "UCF11":
         reasons |= {peer.label: peer.reason for peer in peers if peer.module is None}
         reasons |= {label: f"left out: forward alone takes {seconds:.1f} s" for label, seconds in slow.items()}
         modules = {peer.label: peer.module for peer in peers if peer.module is not None and peer.label not in slow}
-        others |= {label: _call(module.train(group.grad), x, group.grad) for label, module in modules.items()}
+        extra |= {label: _call(module.train(group.grad), x, group.grad) for label, module in modules.items()}
     if group.rows == max(ROWS) or options.quick:
-        others |= bytes_cases(known, group.rows)
-    called, more = runnable(others)
+        extra |= bytes_cases(known, group.rows)
+    called, more = runnable(extra)
     slow |= {label: seconds for label, seconds in called.items() if seconds > SLOW_PEER}
-    cases, reasons = cases | {name: others[name] for name in called}, reasons | more
+    cases, reasons = cases | {name: extra[name] for name in called}, reasons | more
     repeats, budget = (1, 0.0) if options.quick else (15, 0.35)
     full = [name for name in cases if name == "dense" or (name.startswith(MAIN) and "algorithm" not in name)]
     samples = interleave(cases, repeats, budget, always=[] if group.dataset == "UCF50" else full, called=called)
@@ -215,12 +217,12 @@ def run(options: Options) -> None:
         options.say(f"projection: {group.title}")
         with threads(group.threads):
             results.append(measure(group, options, peers, slow))
-    forget()
+    measured.forget()
     text = f"""# Products with x, all four gates
 
 {machine((1, 2))} Ratios are medians of ratios in the same round, with quartiles. Where "auto" is missing it takes the
 same way as "untuned". One thread is timed in processor seconds, two in elapsed seconds. "Four layers" and "unshared"
-have a matrix per gate of their own, all others share factors between the gates.
+have a matrix per gate of their own, all other cases share factors between the gates.
 
 {tables(results)}"""
     write(options, "projection", {"groups": results}, text)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kronecell import compiled
 from kronecell.deploy.atomic import write_atomically
+from kronecell.ops.library import load
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -42,10 +42,17 @@ def machine(threads: Sequence[int] = (1,)) -> str:
     kind = {"x86_64": "x86-64", "AMD64": "x86-64", "aarch64": "ARM64"}.get(platform.machine(), platform.machine())
     used = " and ".join(map(str, threads)) + (" thread" if threads == (1,) else " threads")
     vectors = torch.backends.cpu.get_cpu_capability()
-    amd = compiled.library is not None and compiled.library.amd()  # where BLAS is slower: see kronecell/matrices.py
-    where = f"{os.cpu_count()} cores of a {kind} machine ({vectors}{', AMD' if amd else ''})"
-    kernels = "with" if compiled.library is not None else "without"
+    where = f"{os.cpu_count()} cores of a {kind} machine ({vectors}{', AMD' if made_by_amd() else ''})"
+    kernels = "with" if load() else "without"
     return f"Measured on {where}, {used}, torch {torch.__version__}, float32, {kernels} the compiled kernels."
+
+
+def made_by_amd() -> bool:
+    """Whether this processor is AMD's, for which torch's BLAS is slower."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def available_memory() -> float:

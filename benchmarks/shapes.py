@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Format, LowRank, Tucker
+from kronecell.nn.linear import TensorLinear
+from kronecell.ops.choose import Product
 from kronecell.paper.tables import paper_format
 from kronecell.training.paper_settings import SETTINGS
 
@@ -41,3 +47,10 @@ def small_formats() -> dict[str, Format]:
         "Tucker": Tucker(m, n, 2),
         "KT": KT(m, n, 2),
     }
+
+
+def product_of(fmt: Format, rows: int, shared: bool = False, grad: bool = False) -> Product:
+    """What `auto` chooses a plan for: four gates and the next power of two of the rows, float32 on the CPU."""
+    with torch.set_grad_enabled(grad):
+        layer = TensorLinear(fmt, gates=GATES, shared=shared, device="meta")
+        return replace(layer.product(rows), device="cpu")
