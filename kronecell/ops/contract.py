@@ -143,7 +143,7 @@ def _backward_reference(
     upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
     """Gradients of x, the operands and the bias from that of the result; what is not wanted has no elements."""
-    return engine.backward(ready(plan).program, upstream, x, operands, [], wanted)
+    return engine.backward(ready(plan).program, upstream, x, operands, [], wanted, plain=True)
 
 
 def _backward(

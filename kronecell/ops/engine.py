@@ -4,8 +4,7 @@ There is one route. A step is a product of two matrices (`products`); the first 
 a fold, and the last is written straight into the result where its layout allows. The backward saves what the forward
 made, small intermediates only where rows are run in chunks; the others are computed again while they are in cache.
 
-Every function here is made of differentiable operations, so that the same code is the reference of the gradient
-operator, whose own gradient torch takes by differentiating it.
+With `plain` a function is made of differentiable operations of torch alone: the references of the operators.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ def _forward(
     lefts, sums, hot = [_as_numbers(program, x, operands[0])], list[Tensor](), program.hot
     if program.fold is not None:
         of = program.fold
-        z, y, made = fold(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
+        z, y, made = fold.kernel(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
         lefts, sums = [x, y, z.reshape(hot[1].shape)], [made]
     for op, operand in zip(hot[len(lefts) - 1 : -1], operands[len(lefts) - 1 : -1], strict=True):
         lefts.append(product(op, lefts[-1], operand))
@@ -159,7 +158,7 @@ def _forward(
         return (result if bias is None else result + bias), lefts, sums
     left, operand = lefts[-1], operands[-1]
     if _is_grouped(program):
-        return grouped(hot[-1].left_view(left), operand, bias), lefts, sums
+        return grouped.kernel(hot[-1].left_view(left), operand, bias), lefts, sums
     result = program.last(product(hot[-1], left, operand))
     return (result if bias is None else result + bias), lefts, sums
 
@@ -180,10 +179,11 @@ def backward(
     operands: Sequence[Tensor],
     saved: Sequence[Tensor],
     wanted: Sequence[bool],
+    plain: bool = False,
 ) -> list[Tensor]:
     """Gradients of x, of every operand and of the bias, as wanted; an unwanted one has no elements.
 
-    Without anything saved all intermediates are computed again, by differentiable operations.
+    What is not saved is computed again.
     """
     operands, scaled = _scaled(x, operands), x.dtype == torch.uint8
     of_x, *of_small, of_bias = wanted
@@ -194,8 +194,8 @@ def backward(
     for start in range(0, len(x), rows or max(1, len(x))):
         now = slice(start, start + (rows or len(x)))
         part = [line[now] if line.numel() else line for line in saved]
-        lefts, sums = _lefts(program, x[now], operands, part, of_small)
-        found = _backward(program, upstream[now], lefts, sums, operands, [of_x, *of_small, of_bias])
+        lefts, sums = _lefts(program, x[now], operands, part, of_small, plain)
+        found = _backward(program, upstream[now], lefts, sums, operands, [of_x, *of_small, of_bias], plain)
         if of_x:
             parts.append(found[0].reshape(-1, program.width))
         totals = [new if total is None else total + new for total, new in zip(totals, found[1:], strict=True)]
@@ -216,17 +216,22 @@ def _given(tensor: Tensor | None) -> Tensor:
 
 
 def _lefts(
-    program: Program, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], of_small: Sequence[bool]
+    program: Program,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    of_small: Sequence[bool],
+    plain: bool,
 ) -> tuple[list[Tensor], Tensor | None]:
     """What x is before every step whose operand wants a gradient, saved or computed again; and the sums of a fold."""
     hot = program.hot
     last = max((i for i, flag in enumerate(of_small) if flag), default=0)
-    lefts = [_as_numbers(program, x, operands[0])]
+    lefts = [x.to(operands[0].dtype) if plain else _as_numbers(program, x, operands[0])]
     for i in range(1, last + 1):
         if saved and saved[i - 1].numel():
             lefts.append(saved[i - 1].reshape(hot[i - 1].shape))
         else:
-            lefts.append(product(hot[i - 1], lefts[-1], operands[i - 1]))
+            lefts.append(product(hot[i - 1], lefts[-1], operands[i - 1], plain))
     sums = saved[-1] if program.fold is not None and saved and saved[-1].numel() else None
     return lefts, sums
 
@@ -238,6 +243,7 @@ def _backward(
     sums: Tensor | None,
     operands: Sequence[Tensor],
     wanted: Sequence[bool],
+    plain: bool,
 ) -> list[Tensor]:
     """Gradients of x, the operands and the bias for some rows; what is not wanted has no elements."""
     of_x, *of_small, of_bias = wanted
@@ -245,9 +251,9 @@ def _backward(
     found = [empty] * (len(hot) + 2)
     last = len(hot) - 1
     further = [of_x or any(of_small[:i]) for i in range(len(hot))]
-    if _is_grouped(program) and len(lefts) == len(hot):
+    if _is_grouped(program) and len(lefts) == len(hot) and not plain:
         op, flags = hot[last], [further[last], of_small[last], of_bias]
-        of_a, found[last + 1], found[-1] = grouped_backward(gradient, op.a(lefts[last]), operands[last], flags)
+        of_a, found[last + 1], found[-1] = grouped_backward.kernel(gradient, op.a(lefts[last]), operands[last], flags)
         if not further[last]:
             return found
         gradient = op.a.undo(of_a)
@@ -263,16 +269,16 @@ def _backward(
             assert of is not None
             gradient = gradient.reshape(len(sums), -1)
             v = sums.reshape(len(sums), of.shared * of.others, -1)
-            found[1], found[2] = fold_backward(
+            found[1], found[2] = fold_backward.kernel(
                 gradient, lefts[1], v, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner
             )
             return found
         whole = product_gradient(op, gradient)
         if of_small[i]:
-            found[i + 1] = small_gradient(op, lefts[i], whole)
+            found[i + 1] = small_gradient(op, lefts[i], whole, plain)
         if not further[i]:
             return found
-        gradient = big_gradient(op, operands[i], whole)
+        gradient = big_gradient(op, operands[i], whole, plain)
         if i:
             gradient = gradient.reshape(hot[i - 1].shape)
     found[0] = gradient

@@ -1,4 +1,8 @@
-"""One step of a program on tensors: the product of its operands, and its gradients."""
+"""One step of a program on tensors: the product of its operands, and its gradients.
+
+With `plain` all are operations of torch, differentiable any number of times: the reference. Without, kernels of this
+package run the products they gain on, and nothing may be recorded for differentiation.
+"""
 
 from __future__ import annotations
 
@@ -48,55 +52,53 @@ def product_gradient(op: Op, gradient: Tensor) -> Tensor:
     return whole.reshape(op.b.groups[0], op.a.groups[0], op.b.groups[2])
 
 
-def small_gradient(op: Op, left: Tensor, gradient: Tensor) -> Tensor:
+def small_gradient(op: Op, left: Tensor, gradient: Tensor, plain: bool = False) -> Tensor:
     """Gradient of the right operand as laid out."""
     big = op.left_view(left)
+    times: Multiply = torch.matmul if plain else multiply
     if op.parts > 1:
-        return torch.cat([_spread_gradient(big, piece) for piece in gradient])
+        return torch.cat([_spread_gradient(big, piece, times) for piece in gradient])
     if op.spread:
-        return _spread_gradient(big, gradient)
+        return _spread_gradient(big, gradient, times)
     if op.narrow:
-        return _narrow_gradient(big, gradient)
-    return multiply(gradient, big.mT) if op.swapped else multiply(big.mT, gradient)
+        return gradient.mT @ big if plain else column_sums.kernel(big, gradient)
+    return times(gradient, big.mT) if op.swapped else times(big.mT, gradient)
 
 
-def big_gradient(op: Op, small: Tensor, gradient: Tensor) -> Tensor:
+def big_gradient(op: Op, small: Tensor, gradient: Tensor, plain: bool = False) -> Tensor:
     """Gradient of the left operand, with its legs in their order but in any grouping."""
+    times: Multiply = torch.matmul if plain else multiply
     if op.transposed:  # so is its gradient made
         if op.swapped:
-            return multiply(gradient.mT, small)
-        return multiply(small.mT if op.narrow else small, gradient.mT)
+            return times(gradient.mT, small)
+        return times(small.mT if op.narrow else small, gradient.mT)
     if not op.swapped:
-        return op.a.undo(multiply(gradient, small if op.narrow else small.mT))
+        return op.a.undo(times(gradient, small if op.narrow else small.mT))
     a = small.mT
     if op.parts > 1:
         pieces = [piece.expand(gradient.shape[1], -1, -1) for piece in a.chunk(op.parts, -1)]
-        products = [multiply(piece, of) for piece, of in zip(pieces, gradient, strict=True)]
+        products = [times(piece, of) for piece, of in zip(pieces, gradient, strict=True)]
         return op.b.undo(torch.stack(products).sum(0))
-    return op.b.undo(multiply(a.expand(len(gradient), -1, -1) if op.spread else a, gradient))
+    return op.b.undo(times(a.expand(gradient.shape[0], -1, -1) if op.spread else a, gradient))
 
 
 def narrow(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for a weight of few columns."""
     if x.numel() * len(weight) < WORTH_A_KERNEL or (not x.is_floating_point() and not x.is_contiguous()):
         return torch.nn.functional.linear(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)
-    return few_columns(x, weight)
-
-
-def _narrow_gradient(x: Tensor, gradient: Tensor) -> Tensor:
-    return column_sums(x, gradient)
+    return few_columns.kernel(x, weight)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices or of two batches of them."""
     if a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.ndim == 3 else 1) >= WORTH_A_KERNEL:
-        return bmm(a, b)
+        return bmm.kernel(a, b)
     return torch.mm(a, b) if a.ndim == 2 else torch.bmm(a, b)
 
 
-def _spread_gradient(b: Tensor, gradient: Tensor) -> Tensor:
+def _spread_gradient(b: Tensor, gradient: Tensor, times: Multiply) -> Tensor:
     """The gradient of a where out[i] = a b[i]."""
     rows, summed = gradient.shape[1], b.shape[1]
-    if len(b) * rows * summed > MANY:  # a gradient for every i would be large
-        return gradient.new_zeros(rows, summed).addbmm_(gradient, b.mT)
-    return multiply(b, gradient.mT).sum(0).t().contiguous()  # transposing the gradient costs less than transposing b
+    if b.shape[0] * rows * summed > MANY:  # a gradient for every i would be large
+        return torch.addbmm(gradient.new_zeros(rows, summed), gradient, b.mT)
+    return times(b, gradient.mT).sum(0).t().contiguous()  # transposing the gradient costs less than transposing b

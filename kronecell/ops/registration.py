@@ -40,7 +40,7 @@ def operator(
     kernel: Call | None = None,
     setup: Call | None = None,
     backward: Call | None = None,
-) -> Call:
+) -> Operator:
     """Register `kronecell::NAME` for a schema such as "few_columns(Tensor x, Tensor weight) -> Tensor".
 
     `kernel` runs in place of the reference everywhere but under functorch and forward mode; a compiled one on the CPU
@@ -67,12 +67,24 @@ def operator(
         key = f"Autocast{device.upper()}"
         _library.impl(name, _without_autocast(overload, device), key)
 
-    def call(*args: Any) -> Any:
-        return reference(*args) if _has_tangent(args) else overload(*args)
+    return Operator(name, reference, overload)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = reference.__doc__
-    return call
+
+class Operator:
+    """An operator to call: torch's, or its reference where forward-mode differentiation follows an argument.
+
+    `kernel` is torch's operator itself, for callers below autograd, where no argument can have a tangent.
+    """
+
+    def __init__(self, name: str, reference: Call, kernel: Any) -> None:
+        self.name, self.reference, self.kernel = name, reference, kernel
+        self.__doc__ = reference.__doc__
+
+    def __call__(self, *args: Any) -> Any:
+        return self.reference(*args) if _has_tangent(args) else self.kernel(*args)
+
+    def __repr__(self) -> str:
+        return f"<operator kronecell::{self.name}>"
 
 
 def constant_when_traced(function: Function) -> Function:
@@ -168,7 +180,7 @@ def _pack(value: Any, tensors: list[Tensor]) -> tuple[str, Any]:
     if isinstance(value, Tensor):
         tensors.append(value)
         return "tensor", len(tensors) - 1
-    if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, Tensor) for item in value):
         return "list", [_pack(item, tensors) for item in value]
     return "constant", value
 
