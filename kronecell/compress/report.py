@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.compress.matrices import Matrix
+from kronecell.nn.hidden import macs_of
 from kronecell.nn.linear import TensorLinear
+from kronecell.ops.choose import executed_macs
 
 LATENCY_RUNS = 5
 
@@ -131,7 +133,8 @@ def _layer(matrix: Matrix, parts: list[Any], dense: list[Tensor], X: Tensor | No
             new = W
         else:
             count += sum(p.numel() for p in part.factors().values())
-            macs += part.plan(rows).macs
+            # U runs inside the recurrence, split or dense, and not by the plan of a layer.
+            macs += macs_of(part) if matrix.part == "weight_hh" else executed_macs(part.plan(rows))
             new = part.dense_weight().reshape(matrix.gates, matrix.N, matrix.M).transpose(1, 2)
         errors, norms = errors + _square(W - new), norms + _square(W)
         if X is not None:

@@ -48,7 +48,7 @@ def test_the_report_is_true(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
     original = model(kind)
     kept = copy.deepcopy(original.state_dict())
     x = inputs()
-    small, report = kc.compress(original, RULES, calibration=x)
+    small, report = kc.compress(original, RULES, calibration=x, rows=96)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in original.state_dict().items())
     assert small(x).shape == (6, 8)
     assert [layer.name for layer in report.layers] == [
@@ -64,9 +64,9 @@ def test_the_report_is_true(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         assert layer.params_before == old.numel() == prod(layer.shape)
         stored = [p for name in names for p in getattr(small.rnn, name).parameters()]
         assert layer.params_after == sum(p.numel() for p in stored)
-        fmt, rows = kc.parse(layer.format), report.rows
-        assert layer.macs_after == 2 * fmt.plan("optimal", rows, gates=layer.shape[1]).macs
         assert layer.latency_ms_after > 0
+    with torch.no_grad():
+        assert sum(layer.macs_after for layer in report.layers[:4]) == kc.count(small.rnn).macs
     first = report.layers[0]
     X = x.reshape(-1, 16)
     old, new = (
