@@ -9,10 +9,11 @@ import torch
 
 import kronecell as kc
 from kronecell.formats import parse_recipe
-from kronecell.ops.plan import Plan
+from kronecell.ops.contract import contract_network
 from kronecell.paper.tables import paper_format, tables
 from kronecell.paper.theory import kt_rank_bounds
 from kronecell.plans.network import Factor, Network
+from kronecell.plans.plan import Plan
 
 TT = kc.TT((4, 3), (2, 2), 2)
 FACTORS = TT.init(torch.Generator().manual_seed(0))
@@ -107,7 +108,7 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ),
     (
         "contract with input",
-        lambda: Plan(TT.network(), TT.orders()["forward"]).contract(FACTORS),
+        lambda: contract_network(Plan(TT.network(), TT.orders()["forward"]), FACTORS),
         kc.PlanError,
         r"execute",
     ),
