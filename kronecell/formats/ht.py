@@ -21,7 +21,8 @@ class HT(Format):
     """Leaves U_i (m_i n_i x r_i), transfers B_lo_hi (r_left x r_right x r_lo_hi), the root without a parent rank.
 
     r lists the leaves' ranks r_1 ... r_d, then those of the inner nodes from left to right, the root excepted.
-    Odd spans put the larger half on the left. The paper counts the root as r^3 parameters; here it is counted as stored, r^2.
+    Odd spans put the larger half on the left. The paper counts the root as r^3 parameters; here it counts r^2,
+    as stored.
 
     >>> HT((8, 20, 20, 18), (4, 4, 4, 4), r=4).num_params
     1200

@@ -1,6 +1,6 @@
 """Truncated singular value decompositions that never make a square factor of the long side.
 
-Three methods, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, accumulated in
+Three methods, by size: LAPACK's economy SVD for small matrices; the eigenvectors of the small Gram matrix, summed in
 float64, for short-and-wide or tall-and-narrow ones (a 32 x 460,800 unfolding costs one pass over the data); a
 randomised range finder with power iterations where both sides are long. The Gram matrix squares the condition number:
 a float64 basis is good to about 1e-8 of the largest singular value. Where less than that is cut off, the small
