@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.nn.linear import TensorLinear
     from kronecell.nn.rnn import GRU, LSTM
     from kronecell.ops.tune import tune
+    from kronecell.plans.counting import Cost
     from kronecell.plans.network import Factor, Network
     from kronecell.plans.plan import Plan
 

@@ -117,6 +117,8 @@ def test_the_public_names_exist() -> None:
     assert sorted(kronecell.__all__, key=str.lower) == sorted(set(kronecell.__all__), key=str.lower)
     for name in kronecell.__all__:
         assert hasattr(kronecell, name) and name in dir(kronecell), name
+    # A type checker reads the imports, Python the table: both must name the same.
+    assert {*kronecell.__all__} <= defined(PACKAGE / "__init__.py")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = kronecell.nonsense
 
