@@ -63,7 +63,7 @@ class OnnxRecurrent(nn.Module):
                 outputs.append(output)
                 lasts.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-        final = sequence.final_state([torch.stack(parts) for parts in zip(*lasts, strict=True)])
+        final = sequence.final_state(lasts)
         return sequence.close(x), final if len(final) > 1 else final[0]  # type: ignore[return-value]
 
     def _run(

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
+from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
 from kronecell.ops.choose import Product
 from kronecell.ops.contract import apply, check_tensor, contract_network, operand_count, prepare
 from kronecell.ops.registration import constant_when_traced
-from kronecell.ops.tune import bucket, choices, explain
+from kronecell.ops.tune import choices, explain
 from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, optimal
 from kronecell.plans.plan import Plan, plan_of
@@ -56,6 +57,7 @@ class TensorLinear(nn.Module):
         self.gates = gates
         self.shared = settled(shared)
         self.order = order
+        self.in_features, self.out_features = self.format.M, gates * self.format.N
         network = self.format.network(gates, self.shared)
         if order not in ("auto", "optimal"):
             self.format.plan(order, gates=gates, shared=self.shared)  # a wrong order is refused here, not in forward
@@ -69,16 +71,6 @@ class TensorLinear(nn.Module):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
-
-    @property
-    def in_features(self) -> int:
-        """M."""
-        return self.format.M
-
-    @property
-    def out_features(self) -> int:
-        """gates * N."""
-        return self.gates * self.format.N
 
     def factors(self) -> dict[str, Tensor]:
         """The parameters of the network by name."""
@@ -107,16 +99,25 @@ class TensorLinear(nn.Module):
 
     def product(self, rows: int) -> Product:
         """What a plan is chosen for: this layer's matrix and about this many rows, here and now."""
-        return _product(*self._key(rows)[:-1])
+        return _product(*self._key(rows)[:-2])
 
     def _key(self, rows: int) -> tuple[Any, ...]:
         like = getattr(self, self._names[0])
         grad = torch.is_grad_enabled() and like.requires_grad
-        return self.matrix, bucket(rows), grad, like.dtype, like.device.type, choices.edition
+        rows = 1 << max(0, rows - 1).bit_length()  # one choice for each power of two
+        return self.matrix, rows, grad, like.dtype, like.device.type, torch.get_num_threads(), choices.edition
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W plus the layer's bias, or plus the one given."""
-        self.check(x, bias)
+        if check_tensor(x, "x").ndim == 0 or x.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
+            )
+        if bias is not None and bias.shape != (self.out_features,):
+            raise ShapeError(
+                f"bias has the wrong shape: expected ({self.out_features},) for {self.gates} gate(s) of {self.format}, "
+                f"got {tuple(bias.shape)}"
+            )
         return self.project(x, self.bias if bias is None else bias)
 
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,7 +129,7 @@ class TensorLinear(nn.Module):
         else:
             plan = plan_text(*self._key(rows))
             operands = prepare(plan, self.factors())
-        return multiply(x, operands, bias, plan)
+        return apply(plan, x, operands, bias)
 
     @torch.no_grad()
     def freeze_products(self, rows: Sequence[int]) -> None:
@@ -252,21 +253,6 @@ class TensorLinear(nn.Module):
         )
 
 
-def multiply(x: Tensor, operands: list[Tensor], bias: Tensor | None, plan: str) -> Tensor:
-    """x W + bias by a plan and its operands. Under autocast products with x are of lower precision, as nn.Linear's."""
-    like, device = operands[0], x.device.type
-    if torch.is_autocast_enabled(device) and like.dtype == torch.float32:
-        dtype = torch.get_autocast_dtype(device)
-        operands = [operand.to(dtype) for operand in operands]
-        bias = None if bias is None else bias.to(dtype)
-        x = x if x.dtype == torch.uint8 else x.to(dtype)
-    elif x.dtype not in (like.dtype, torch.uint8):
-        raise ShapeError(
-            f"input has dtype {x.dtype}, the factors {like.dtype}; convert one with .to(...) (uint8 is fine)"
-        )
-    return apply(plan, x, operands, bias)
-
-
 def check_format(format: Format | str) -> Format:
     """A format, or the format a string names."""
     if isinstance(format, str):
@@ -297,23 +283,16 @@ def _described(format: Format, gates: int, shared: Sharing, order: str | Tree) -
     return text
 
 
+@lru_cache(maxsize=4096)
 @constant_when_traced
-def plan_text(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, edition: int) -> str:
+def plan_text(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int) -> str:
     """The plan of a layer as operators take it."""
-    return _chosen(matrix, rows, grad, dtype, device, edition).text
-
-
-def _chosen(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, edition: int) -> Plan:
-    """The plan of a layer for a number of rows, here and now: what was measured, or what the cost model predicts."""
-    if choices.recording is not None and _matrices[matrix][3] == "auto":
-        choices.recording.append(_product(matrix, rows, grad, dtype, device))
-    return _chosen_once(matrix, rows, grad, dtype, device, torch.get_num_threads(), edition)
+    return _chosen(matrix, rows, grad, dtype, device, threads, edition).text
 
 
 @lru_cache(maxsize=4096)
-def _chosen_once(
-    matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int
-) -> Plan:
+def _chosen(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int) -> Plan:
+    """The plan of a layer for a number of rows, here and now: what was measured, or what the cost model predicts."""
     format, gates, shared, order = _matrices[matrix]
     if order != "auto":
         return format.plan(order, rows, gates=gates, shared=shared)

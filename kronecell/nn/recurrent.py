@@ -82,7 +82,7 @@ def run_layers(
         x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         if dropout and number < len(layers) - 1:
             x = F.dropout(x, dropout)
-    final = sequence.final_state([torch.stack(parts) for parts in zip(*lasts, strict=True)])
+    final = sequence.final_state(lasts)
     return sequence.close(x), final if len(final) > 1 else final[0]
 
 
@@ -140,6 +140,9 @@ class Recurrent(Cell, nn.Module):
         self.hidden_shared = self.shared if hidden_shared is None else settled(hidden_shared)
         self.directions = 2 if bidirectional else 1
         self.output_size = proj_size or hidden_size
+        self.state_sizes = (self.output_size, hidden_size)[: self.STATES]  # of h and c, or of h
+        directions = ("", "_reverse")[: self.directions]
+        self.ends = tuple(tuple(f"_l{layer}{end}" for end in directions) for layer in range(num_layers))
         widths = [input_size] + [self.directions * self.output_size] * (num_layers - 1)
         inputs = layer_formats(input_format, [(M, hidden_size) for M in widths], "input_format", pad_input)
         hidden = layer_formats(hidden_format, [(self.output_size, hidden_size)] * num_layers, "hidden_format", False)
@@ -150,7 +153,7 @@ class Recurrent(Cell, nn.Module):
             )
         rows = self.GATES * hidden_size
         for layer, width in enumerate(widths):
-            for end in self._ends(layer):
+            for end in self.ends[layer]:
                 factory = {"device": device, "dtype": dtype}
                 for name, shape, fmt, sharing in (
                     ("weight_ih", (rows, width), inputs[layer], self.shared),
@@ -177,15 +180,11 @@ class Recurrent(Cell, nn.Module):
                     setattr(self, "weight_hr" + end, nn.Parameter(matrix))
         self.reset_parameters()
 
-    def _ends(self, layer: int) -> list[str]:
-        """The endings of parameter names of a layer, as torch's: _l0, _l0_reverse."""
-        return [f"_l{layer}" + ("_reverse" if direction else "") for direction in range(self.directions)]
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """torch.nn's distribution, or a random network of the same rms; dense weights are those torch.nn draws."""
         bound = self.hidden_size**-0.5
-        for end in (end for layer in range(self.num_layers) for end in self._ends(layer)):
+        for end in (end for ends in self.ends for end in ends):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
                 weight = getattr(self, name + end, None)
                 if isinstance(weight, TensorLinear):
@@ -218,7 +217,7 @@ class Recurrent(Cell, nn.Module):
 
     def weights(self) -> list[list[Direction]]:
         """What every layer and direction runs with, made of the parameters; differentiable."""
-        return [[self._direction(end) for end in self._ends(layer)] for layer in range(self.num_layers)]
+        return [[self._direction(end) for end in ends] for ends in self.ends]
 
     def _direction(self, end: str) -> Direction:
         if self.frozen:
@@ -235,7 +234,7 @@ class Recurrent(Cell, nn.Module):
         """Keep what the recurrence reads of the weights as buffers; see freeze.py."""
         self.requires_grad_(False)
         counts = {}
-        for end in (end for layer in range(self.num_layers) for end in self._ends(layer)):
+        for end in (end for ends in self.ends for end in ends):
             weights = self._direction(end)
             counts[end] = len(weights.hidden)
             held = (weights.bias, weights.bias_n, weights.project, *weights.hidden)
@@ -260,11 +259,6 @@ class Recurrent(Cell, nn.Module):
     def _start_bias(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
         """The biases that gates take from the start, and that of a GRU's reset product."""
         raise NotImplementedError
-
-    @property
-    def state_sizes(self) -> tuple[int, ...]:
-        """Sizes of h and c, or of h."""
-        return (self.output_size, self.hidden_size)[: self.STATES]
 
     # Dense -------------------------------------------------------------------------------------------------------
 

@@ -40,8 +40,7 @@ class Sequence:
     def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
         """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
         if hx is None:
-            zeros = tuple(self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes)
-            return [zeros] * count
+            return [tuple([self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes])] * count
         parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if len(parts) != len(sizes):
             raise ShapeError(f"hx must be {'(h_0, c_0)' if len(sizes) == 2 else 'h_0'}, got {len(parts)} tensor(s)")
@@ -57,11 +56,12 @@ class Sequence:
             parts = tuple(part.index_select(1, self.sorted_indices) for part in parts)
         return [tuple(part[i] for part in parts) for i in range(count)]
 
-    def final_state(self, parts: Iterable[Tensor]) -> State:
-        """h_n (and c_n) in the user's order."""
+    def final_state(self, lasts: Iterable[State]) -> State:
+        """h_n (and c_n) of all layers and directions in the user's order."""
+        parts = [torch.stack(last) for last in zip(*lasts, strict=True)]
         if self.unsorted_indices is not None:
-            return tuple(part.index_select(1, self.unsorted_indices) for part in parts)
-        return tuple(part.squeeze(1) if self.unbatched else part for part in parts)
+            return tuple([part.index_select(1, self.unsorted_indices) for part in parts])
+        return tuple([part.squeeze(1) for part in parts]) if self.unbatched else tuple(parts)
 
     def close(self, output: Tensor) -> Tensor | PackedSequence:
         """The output of the last layer in the form the input had."""
@@ -75,7 +75,8 @@ class Sequence:
 def open_sequence(input: Tensor | PackedSequence, width: int, batch_first: bool) -> Sequence:
     """Check an input and say what it is."""
     if isinstance(input, PackedSequence):
-        _check_width(input.data, width)
+        if input.data.shape[-1] != width:
+            raise ShapeError(f"input has the wrong width: expected (..., {width}), got {tuple(input.data.shape)}")
         batch = int(input.batch_sizes[0])
         return Sequence(
             input.data,
@@ -87,14 +88,10 @@ def open_sequence(input: Tensor | PackedSequence, width: int, batch_first: bool)
     if not isinstance(input, Tensor) or input.ndim not in (2, 3):
         got = f"{input.ndim}-D" if isinstance(input, Tensor) else type(input).__name__
         raise ShapeError(f"input must be a 2-D or 3-D tensor or a PackedSequence, got {got}")
-    _check_width(input, width)
+    if input.shape[-1] != width:
+        raise ShapeError(f"input has the wrong width: expected (..., {width}), got {tuple(input.shape)}")
     if not torch.compiler.is_compiling() and input.shape[1 if batch_first and input.ndim == 3 else 0] == 0:
         raise ShapeError(f"input has no time steps: expected at least one, got {tuple(input.shape)}")
     if input.ndim == 2:
         return Sequence(input.unsqueeze(1), 1, unbatched=True)
     return Sequence(input, input.shape[0 if batch_first else 1], batch_first=batch_first)
-
-
-def _check_width(data: Tensor, width: int) -> None:
-    if data.shape[-1] != width:
-        raise ShapeError(f"input has the wrong width: expected (..., {width}), got {tuple(data.shape)}")

@@ -19,7 +19,7 @@ from kronecell.ops import engine
 from kronecell.ops.lowering import lower
 from kronecell.ops.program import Program
 from kronecell.ops.registration import constant_when_traced, operator
-from kronecell.ops.small_products import Products, products_of, small_products
+from kronecell.ops.small_products import Products, products_of, small_products, small_products_backward
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.plan import Plan, plan_of
 
@@ -35,6 +35,7 @@ class Ready:
     made: tuple[str, ...]  # results of hoisted steps that a step with x takes, in the order of these steps
     products: Products | None  # the hoisted steps for the kernel of small products, if they are small
     names: tuple[str, ...]  # of the factors
+    used: tuple[bool, ...]  # whether a factor takes part in the hoisted steps whose results are taken
     constants: dict[str, Factor]
 
     @property
@@ -42,21 +43,20 @@ class Ready:
         return self.plan.network
 
 
+@lru_cache(maxsize=4096)
 @constant_when_traced
 def ready(text: str) -> Ready:
     """A plan's text, parsed and lowered."""
-    return _ready(text)
-
-
-@lru_cache(maxsize=4096)
-def _ready(text: str) -> Ready:
     plan = plan_of(text)
     program = lower(plan)
     hoisted = program.hoisted_results
     made = tuple(op.right for op in program.hot if op.right in hoisted)
     network = plan.network
     constants = {factor.name: factor for factor in network.constants}
-    return Ready(plan, program, made, products_of(program) if made else None, (*network.shapes,), constants)
+    names = (*network.shapes,)
+    read = {name for op in program.hoisted for name in (op.left, op.right)}
+    used = tuple(name in read for name in names)
+    return Ready(plan, program, made, products_of(program) if made else None, names, used, constants)
 
 
 def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -91,7 +91,65 @@ def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     return [factors[0].new_empty(of.program.hoisted_results[name].right_view.groups) for name in of.made]
 
 
-hoist = operator("hoist(Tensor[] factors, str plan) -> Tensor[]", _hoist_reference, _hoist_fake, kernel=_hoist)
+def _hoist_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    factors, ctx.plan = inputs
+    ctx.save_for_backward(*factors)
+
+
+def _hoist_gradient(ctx: Any, upstream: list[Tensor]) -> tuple[list[Optional], None]:
+    flags = [flag and used for flag, used in zip(ctx.needs_input_grad[0], ready(ctx.plan).used, strict=True)]
+    found = hoist_backward(upstream, ctx.saved_tensors, flags, ctx.plan)
+    return [gradient if flag else None for gradient, flag in zip(found, flags, strict=True)], None
+
+
+def _hoist_backward_reference(
+    upstream: Sequence[Tensor], factors: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    """Gradients of the factors from those of the results; what is not wanted has no elements."""
+    _, pull_back = torch.func.vjp(lambda *given: tuple(_hoist_reference(given, plan)), *factors)  # type: ignore[misc]
+    found = pull_back(tuple(upstream))
+    return [gradient if flag else gradient.new_empty(0) for gradient, flag in zip(found, wanted, strict=True)]
+
+
+def _hoist_backward(
+    upstream: Sequence[Tensor], factors: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    of = ready(plan)
+    tensors = _tensors(of.network, factors)
+    if of.products is not None:
+        inputs = of.products.inputs
+        flags = [name in of.names and wanted[of.names.index(name)] for name in inputs]
+        given = [tensors[name] for name in inputs]
+        found = small_products_backward.kernel(upstream, given, of.products.description, flags)
+        gradients = dict(zip(inputs, found, strict=True))
+    else:
+        gradients = engine.hoisted_gradients(of.program, tensors, dict(zip(of.made, upstream, strict=True)))
+    empty = factors[0].new_empty(0)
+    return [gradients[name] if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
+
+
+def _hoist_backward_fake(
+    upstream: Sequence[Tensor], factors: Sequence[Tensor], wanted: Sequence[bool], plan: str
+) -> list[Tensor]:
+    return [
+        torch.empty_like(factor) if flag else factor.new_empty(0) for factor, flag in zip(factors, wanted, strict=True)
+    ]
+
+
+hoist_backward = operator(
+    "hoist_backward(Tensor[] upstream, Tensor[] factors, bool[] wanted, str plan) -> Tensor[]",
+    _hoist_backward_reference,
+    _hoist_backward_fake,
+    kernel=_hoist_backward,
+)
+hoist = operator(
+    "hoist(Tensor[] factors, str plan) -> Tensor[]",
+    _hoist_reference,
+    _hoist_fake,
+    kernel=_hoist,
+    setup=_hoist_setup,
+    backward=_hoist_gradient,
+)
 
 
 # contract --------------------------------------------------------------------------------------------------------
@@ -195,6 +253,7 @@ def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
     return operands
 
 
+@lru_cache(maxsize=4096)
 @constant_when_traced
 def operand_count(plan: str) -> int:
     """How many operands a plan takes."""
@@ -202,9 +261,22 @@ def operand_count(plan: str) -> int:
 
 
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
-    """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255."""
+    """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255.
+
+    Under autocast products with x are of lower precision, as nn.Linear's.
+    """
+    like, device = operands[0], x.device.type
+    if like.dtype == torch.float32 and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        operands = [operand.to(dtype) for operand in operands]
+        bias = None if bias is None else bias.to(dtype)
+        x = x if x.dtype == torch.uint8 else x.to(dtype)
+    elif x.dtype != like.dtype and x.dtype != torch.uint8:
+        raise ShapeError(
+            f"input has dtype {x.dtype}, the factors {like.dtype}; convert one with .to(...) (uint8 is fine)"
+        )
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    keep = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    keep = torch.is_grad_enabled() and any([operand.requires_grad for operand in operands])  # noqa: C419 (in the path of a step)
     y: Tensor = contract(rows, operands, bias, plan, keep)[0]
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 

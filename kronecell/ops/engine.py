@@ -22,8 +22,6 @@ from kronecell.plans.network import Factor, Network
 BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255, as everywhere in imaging
 BYTE_ELEMENTS = 2**18  # of uint8 input that are converted at a time, where no kernel reads bytes
 KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are saved for the backward
-SUMS_PART = 4  # the sums of x that the gradient of a fold needs are saved if they have at most 1 / SUMS_PART of x
-STRAIGHT_DEPTH = 32  # with longer sums, a batched product and a copy are as fast as writing in place
 
 
 # Weights ---------------------------------------------------------------------------------------------------------
@@ -51,12 +49,30 @@ def run_hoisted(program: Program, tensors: Mapping[str, Tensor], plain: bool = F
     return found
 
 
+def hoisted_gradients(
+    program: Program, tensors: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Gradients of everything that the hoisted steps read, from those of the results as they are laid out."""
+    values, steps = run_hoisted(program, tensors), program.hoisted_results
+    made = {op.out: op for op in program.hoisted}
+    gradients: dict[str, Tensor] = {}
+    for name, gradient in upstream.items():
+        gradients[name] = steps[name].right_view.undo(gradient).reshape(made[name].shape)
+    for op in reversed(program.hoisted):
+        whole = product_gradient(op, gradients[op.out])
+        small = op.lay_out(values[op.right])
+        of_small = op.right_view.undo(small_gradient(op, values[op.left], whole))
+        gradients[op.left] = big_gradient(op, small, whole).reshape(values[op.left].shape)
+        gradients[op.right] = of_small.reshape(values[op.right].shape)
+    return gradients
+
+
 # Reference -------------------------------------------------------------------------------------------------------
 
 
 def reference(program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """The result of `forward`, all rows at once, one product of torch for each step."""
-    operands = _scaled(x, operands)
+    operands = operands if x.dtype != torch.uint8 else _scaled(operands)
     left = x.to(operands[0].dtype) if x.dtype == torch.uint8 else x
     for op, operand in zip(program.hot, operands, strict=True):
         left = product(op, left, operand, plain=True)
@@ -71,20 +87,21 @@ def forward(
     program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """x (rows, M) through all steps that touch it, plus the bias; and what the backward saves, if `keep`."""
-    operands = _scaled(x, operands)
+    operands = operands if x.dtype != torch.uint8 else _scaled(operands)
     rows = _rows_at_once(program, x)
-    if rows is None:
+    if rows is None and (program.chunk is None or not keep):
         y, lefts, sums = _forward(program, x, operands, bias, keep)
-        return y, [_flat(left, len(x)) for left in (*lefts[1:], *sums)] if keep else []
+        return y, [left.reshape(len(x) if left.numel() else 0, -1) for left in (*lefts[1:], *sums)] if keep else []
     like = operands[0]
     saved = [like.new_empty(shape) for shape in saved_shapes(program, x, keep)]
     y = like.new_empty(len(x), program.outputs)
-    for start in range(0, len(x), rows):
-        now = slice(start, start + rows)
-        y[now], lefts, sums = _forward(program, _as_numbers(program, x[now], like), operands, bias, keep)
+    for start in range(0, len(x), rows or max(1, len(x))):
+        now = slice(start, start + (rows or len(x)))
+        y[now], lefts, sums = _forward(program, x[now], operands, bias, keep)
         for whole, part in zip(saved, (*lefts[1:], *sums), strict=False):
             if whole.numel() and part.numel():
-                whole[now] = _flat(part, len(whole[now]))
+                place = whole[now]
+                place.copy_(part.reshape(place.shape))
     return y, saved
 
 
@@ -105,11 +122,6 @@ def saved_shapes(program: Program, x: Tensor, keep: bool) -> list[tuple[int, ...
     return shapes if program.fold is None else [*shapes, _sums_shape(program, x)]
 
 
-def _flat(tensor: Tensor, rows: int) -> Tensor:
-    """The numbers of some rows of x as they lie in memory, as one line a row."""
-    return tensor.reshape(rows, -1) if tensor.numel() else tensor.reshape(0)
-
-
 def _sums_shape(program: Program, x: Tensor) -> tuple[int, ...]:
     of = program.fold
     assert of is not None
@@ -118,25 +130,15 @@ def _sums_shape(program: Program, x: Tensor) -> tuple[int, ...]:
     return (x.shape[0], of.shared * of.others * program.hot[0].a.groups[1])
 
 
-def _scaled(x: Tensor, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+def _scaled(operands: Sequence[Tensor]) -> Sequence[Tensor]:
     """Bytes count as numbers from 0 to 1: the division is made in the first operand, which is small."""
-    return operands if x.dtype != torch.uint8 else [operands[0] * BYTE, *operands[1:]]
-
-
-def _reads_bytes(program: Program) -> bool:
-    """Whether the first step has a kernel that reads bytes."""
-    first = program.hot[0]
-    return first.narrow and first.a.permutation is None
-
-
-def _as_numbers(program: Program, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype) if x.dtype == torch.uint8 and not _reads_bytes(program) else x
+    return [operands[0] * BYTE, *operands[1:]]
 
 
 def _rows_at_once(program: Program, x: Tensor) -> int | None:
     """Rows of a chunk; None for all rows at once."""
     rows = program.chunk
-    if x.dtype == torch.uint8 and not _reads_bytes(program):
+    if x.dtype == torch.uint8 and not program.reads_bytes:
         converted = max(1, BYTE_ELEMENTS // program.width)
         rows = converted if rows is None else min(rows, converted)
     return rows if rows is not None and rows < len(x) else None
@@ -146,7 +148,9 @@ def _forward(
     program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The result; what x is before every step; and the sums of x that the gradient of a fold needs, if there is one."""
-    lefts, sums, hot = [_as_numbers(program, x, operands[0])], list[Tensor](), program.hot
+    if x.dtype == torch.uint8 and not program.reads_bytes:
+        x = x.to(operands[0].dtype)
+    lefts, sums, hot = [x], list[Tensor](), program.hot
     if program.fold is not None:
         of = program.fold
         z, y, made = fold.kernel(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
@@ -157,16 +161,10 @@ def _forward(
         result = program.last(lefts.pop())
         return (result if bias is None else result + bias), lefts, sums
     left, operand = lefts[-1], operands[-1]
-    if _is_grouped(program):
-        return grouped.kernel(hot[-1].left_view(left), operand, bias), lefts, sums
+    if program.grouped:
+        return grouped.kernel(hot[-1].a(left), operand, bias), lefts, sums
     result = program.last(product(hot[-1], left, operand))
     return (result if bias is None else result + bias), lefts, sums
-
-
-def _is_grouped(program: Program) -> bool:
-    """Whether the last step is one short product for every group of outputs, written where it belongs."""
-    op = program.hot[-1]
-    return program.straight and not op.narrow and op.a.groups[-1] <= STRAIGHT_DEPTH
 
 
 # Backward --------------------------------------------------------------------------------------------------------
@@ -185,7 +183,8 @@ def backward(
 
     What is not saved is computed again.
     """
-    operands, scaled = _scaled(x, operands), x.dtype == torch.uint8
+    scaled = x.dtype == torch.uint8
+    operands = _scaled(operands) if scaled else operands
     of_x, *of_small, of_bias = wanted
     upstream = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
     rows = _rows_at_once(program, x)
@@ -226,7 +225,9 @@ def _lefts(
     """What x is before every step whose operand wants a gradient, saved or computed again; and the sums of a fold."""
     hot = program.hot
     last = max((i for i, flag in enumerate(of_small) if flag), default=0)
-    lefts = [x.to(operands[0].dtype) if plain else _as_numbers(program, x, operands[0])]
+    if x.dtype == torch.uint8 and (plain or not program.reads_bytes):
+        x = x.to(operands[0].dtype)
+    lefts = [x]
     for i in range(1, last + 1):
         if saved and saved[i - 1].numel():
             lefts.append(saved[i - 1].reshape(hot[i - 1].shape))
@@ -251,7 +252,7 @@ def _backward(
     found = [empty] * (len(hot) + 2)
     last = len(hot) - 1
     further = [of_x or any(of_small[:i]) for i in range(len(hot))]
-    if _is_grouped(program) and len(lefts) == len(hot) and not plain:
+    if program.grouped and len(lefts) == len(hot) and not plain:
         op, flags = hot[last], [further[last], of_small[last], of_bias]
         of_a, found[last + 1], found[-1] = grouped_backward.kernel(gradient, op.a(lefts[last]), operands[last], flags)
         if not further[last]:

@@ -6,11 +6,14 @@ Data only. `lowering` makes programs, `engine` runs them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+STRAIGHT_DEPTH = 32  # with longer sums, a batched product and a copy are as fast as writing in place
 
 
 class Merged(NamedTuple):
@@ -160,8 +163,19 @@ class Program:
     outputs: int = 0  # elements of a row of the result
     sizes: tuple[int, ...] = ()  # elements that a row has behind every operation of `hot`
 
-    @property
+    @cached_property
     def hoisted_results(self) -> dict[str, Op]:
         """Results of hoisted operations that a step with x takes, and that step."""
         made = {op.out for op in self.hoisted}
         return {op.right: op for op in self.hot if op.right in made}
+
+    @cached_property
+    def reads_bytes(self) -> bool:
+        """Whether the first step has a kernel that reads bytes."""
+        return self.hot[0].narrow and self.hot[0].a.permutation is None
+
+    @cached_property
+    def grouped(self) -> bool:
+        """Whether the last step is one short product for every group of outputs, written where it belongs."""
+        op = self.hot[-1]
+        return self.straight and not op.narrow and op.a.groups[-1] <= STRAIGHT_DEPTH

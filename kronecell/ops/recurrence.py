@@ -32,6 +32,7 @@ from kronecell.ops.recurrence_steps import (
     all_before,
     flat_rows,
     gather,
+    hidden_fake,
     hidden_gradients,
     kept,
     nothing,
@@ -118,8 +119,8 @@ def _lstm_backward_reference(
     active: Tensor,
     cells: Tensor,
     weights: bool,
-) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
-    """Gradients of gates, hidden (if `weights`), first h, first c and project (if `weights`)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of gates, U or In and Out (if `weights`), first h, first c and project (if `weights`)."""
     shape = active.shape
     output, active, cells = (flat_rows(tensor, batch_sizes) for tensor in (output, active, cells))
     d_output, d_active, d_cells = (
@@ -145,13 +146,13 @@ def _lstm_backward_reference(
         sums.append(parts * slopes)
         dh, dc = advanced(dh, product_back(sums[-1], hidden)), advanced(dc, down * f)
     d_gates = gather(sums, not reverse, active, active.shape[1])
-    d_hidden, d_project = [nothing(part) for part in hidden], nothing(h)
+    d_hidden, d_project = (nothing(h), nothing(h)), nothing(h)
     if weights:
         d_hidden = hidden_gradients(d_gates, all_before(output, h, steps, reverse), hidden)
     if weights and project is not None:
         states = active[:, -c.shape[1] :] * cells.tanh()
         d_project = gather(ups, not reverse, h, h.shape[1]).t() @ states
-    return d_gates.reshape(shape), d_hidden, dh, dc, d_project
+    return d_gates.reshape(shape), *d_hidden, dh, dc, d_project
 
 
 def _lstm_backward_fake(
@@ -170,10 +171,10 @@ def _lstm_backward_fake(
     active: Tensor,
     cells: Tensor,
     weights: bool,
-) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
-    d_hidden = [part.new_empty(part.shape if weights else (0,)) for part in hidden]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    d_first, d_second = hidden_fake(hidden, weights)
     d_project = h.new_empty(project.shape if weights and project is not None else (0,))
-    return active.new_empty(active.shape), d_hidden, h.new_empty(h.shape), c.new_empty(c.shape), d_project
+    return active.new_empty(active.shape), d_first, d_second, h.new_empty(h.shape), c.new_empty(c.shape), d_project
 
 
 def _lstm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -196,10 +197,10 @@ def _lstm_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         results = [again[0], *again[3:]]
         upstream = (*upstream[:3], None, None)  # of no elements
     weights = _wanted(ctx.needs_input_grad[1]) or _wanted(ctx.needs_input_grad[4])
-    d_gates, d_hidden, d_h, d_c, d_project = lstm_backward(
+    d_gates, *d_hidden, d_h, d_c, d_project = lstm_backward(
         *upstream, hidden, h, c, project, batch_sizes, ctx.reverse, *results, weights
     )
-    d_hidden = d_hidden if weights else [None] * ctx.count
+    d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
     return d_gates, d_hidden, d_h, d_c, d_project if weights and project is not None else None, None, None, None
 
 
@@ -261,8 +262,8 @@ def _gru_backward_reference(
     output: Tensor,
     active: Tensor,
     weights: bool,
-) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """Gradients of gates, hidden (if `weights`), bias_n (if `weights`) and first h."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of gates, U or In and Out (if `weights`), bias_n (if `weights`) and first h."""
     shape, size = active.shape, h.shape[1]
     output, active = flat_rows(output, batch_sizes), flat_rows(active, batch_sizes)
     d_output, d_active = (None if tensor is None else flat_rows(tensor, batch_sizes) for tensor in (d_output, d_active))
@@ -285,13 +286,13 @@ def _gru_backward_reference(
         products.append(torch.cat([r_sum, z_sum, d_product + n_sum * r], 1))
         dh = advanced(dh, up * z + product_back(products[-1], hidden))
     d_gates = gather(sums, not reverse, active, GRU_GATES * size)
-    d_hidden, d_bias = [nothing(part) for part in hidden], nothing(h)
+    d_hidden, d_bias = (nothing(h), nothing(h)), nothing(h)
     if weights:
         d_product = gather(products, not reverse, active, GRU_GATES * size)
         d_hidden = hidden_gradients(d_product, all_before(output, h, steps, reverse), hidden)
         if bias_n is not None:
             d_bias = d_product[:, -size:].sum(0)
-    return d_gates.reshape(*shape[:-1], GRU_GATES * size), d_hidden, d_bias, dh
+    return d_gates.reshape(*shape[:-1], GRU_GATES * size), *d_hidden, d_bias, dh
 
 
 def _gru_backward_fake(
@@ -306,11 +307,11 @@ def _gru_backward_fake(
     output: Tensor,
     active: Tensor,
     weights: bool,
-) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_gates = active.new_empty((*active.shape[:-1], GRU_GATES * h.shape[1]))
-    d_hidden = [part.new_empty(part.shape if weights else (0,)) for part in hidden]
+    d_first, d_second = hidden_fake(hidden, weights)
     d_bias = h.new_empty(bias_n.shape if weights and bias_n is not None else (0,))
-    return d_gates, d_hidden, d_bias, h.new_empty(h.shape)
+    return d_gates, d_first, d_second, d_bias, h.new_empty(h.shape)
 
 
 def _gru_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -332,10 +333,10 @@ def _gru_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         results = [again[0], again[2]]
         upstream = (*upstream[:2], None)  # of no elements
     weights = _wanted(ctx.needs_input_grad[1]) or _wanted(ctx.needs_input_grad[2])
-    d_gates, d_hidden, d_bias, d_h = gru_backward(
+    d_gates, *d_hidden, d_bias, d_h = gru_backward(
         *upstream, hidden, bias_n, h, batch_sizes, ctx.reverse, *results, weights
     )
-    d_hidden = d_hidden if weights else [None] * ctx.count
+    d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
     return d_gates, d_hidden, d_bias if weights and bias_n is not None else None, d_h, None, None, None
 
 
@@ -349,7 +350,7 @@ def _wanted(needs: Any) -> bool:
 lstm_backward = operator(
     "lstm_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, Tensor? d_active, Tensor? d_cells, "
     "Tensor[] hidden, Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, Tensor output, "
-    "Tensor active, Tensor cells, bool weights) -> (Tensor, Tensor[], Tensor, Tensor, Tensor)",
+    "Tensor active, Tensor cells, bool weights) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _lstm_backward_reference,
     _lstm_backward_fake,
 )
@@ -364,7 +365,7 @@ lstm = operator(
 gru_backward = operator(
     "gru_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_active, Tensor[] hidden, Tensor? bias_n, Tensor h, "
     "Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, bool weights) -> "
-    "(Tensor, Tensor[], Tensor, Tensor)",
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _gru_backward_reference,
     _gru_backward_fake,
 )

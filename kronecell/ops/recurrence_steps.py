@@ -85,10 +85,10 @@ def product_back(upstream: Tensor, hidden: Sequence[Tensor]) -> Tensor:
     return _to_narrow(upstream, hidden[1]) @ hidden[0]
 
 
-def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of `hidden` from those of all rows of h U^T and the states h before them."""
+def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The gradients of U and nothing, or In and Out, from those of all rows of h U^T and the states h before them."""
     if len(hidden) == 1:
-        return [upstream.t() @ before]
+        return upstream.t() @ before, nothing(before)
     In, Out = hidden
     narrow = before @ In.t()
     if Out.dim() == 2:
@@ -96,7 +96,13 @@ def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor])
     else:
         gates, r, size = Out.shape
         of_out = narrow.unflatten(1, (gates, r)).permute(1, 2, 0) @ upstream.unflatten(1, (gates, size)).transpose(0, 1)
-    return [_to_narrow(upstream, Out).t() @ before, of_out]
+    return _to_narrow(upstream, Out).t() @ before, of_out
+
+
+def hidden_fake(hidden: Sequence[Tensor], weights: bool) -> tuple[Tensor, Tensor]:
+    """Of the same shapes."""
+    made = [part.new_empty(part.shape) if weights else nothing(part) for part in hidden]
+    return made[0], made[1] if len(made) > 1 else nothing(hidden[0])
 
 
 def nothing(like: Tensor) -> Tensor:

@@ -121,11 +121,9 @@ def _without_autocast(overload: Any, device: str) -> Call:
 def _has_tangent(args: Sequence[Any]) -> bool:
     """Whether forward-mode differentiation follows one of the tensors."""
     for arg in args:
-        if isinstance(arg, Tensor):
-            if unpack_dual(arg).tangent is not None:
+        for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(item, Tensor) and unpack_dual(item).tangent is not None:
                 return True
-        elif isinstance(arg, (list, tuple)) and _has_tangent(arg):
-            return True
     return False
 
 

@@ -61,6 +61,8 @@ class Choices:
 
     def plan(self, product: Product) -> Plan:
         """The measured choice if there is one, else the cost model's."""
+        if self.recording is not None:
+            self.recording.append(product)
         name = self.names.get(product.key) if self.names else None
         return candidates(product)[predicted(product)] if name is None else self.named(product, name)
 
@@ -161,12 +163,14 @@ def tune(
     """
     grad = module.training if grad is None else grad
     choices.recording = []
+    choices.edition += 1  # layers ask anew, and are recorded
     try:
         with torch.set_grad_enabled(grad):
             module(example)
         met = [*dict.fromkeys(choices.recording)]
     finally:
         choices.recording = None
+        choices.edition += 1
     if not met:
         raise PlanError(
             f"{type(module).__name__} made no compressed product with order='auto'; "

@@ -1,0 +1,84 @@
+"""What torch's FlopCounterMode counts for our operators: two for every multiply-add that the CPU runs.
+
+Gradients count the products that they take: one for each operand whose gradient is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from kronecell.ops.choose import executed_macs
+from kronecell.ops.contract import ready
+
+Shape = Sequence[int]
+
+ops: Any = torch.ops.kronecell
+
+
+@register_flop_formula(ops.contract)
+def _contract(x: Shape, operands: Any, bias: Any, plan: str, keep: bool, **_: Any) -> int:
+    return 2 * x[0] * executed_macs(ready(plan).plan)
+
+
+@register_flop_formula(ops.contract_backward)
+def _contract_backward(
+    upstream: Shape, x: Shape, operands: Any, saved: Any, wanted: Sequence[bool], plan: str, **_: Any
+) -> int:
+    """Every step back: the gradient of its small operand if that is wanted, and of what comes in if that is needed."""
+    of = ready(plan)
+    of_x, *of_small, _bias = wanted
+    pairs = {op.out: op.diagonal[0][op.diagonal[1]] if op.diagonal is not None else 1 for op in of.program.hot}
+    total = 0
+    for i, step in enumerate(step for step in of.plan.steps if not step.hoisted):
+        runs = of_small[i] + (of_x or any(of_small[:i]))
+        total += runs * step.macs * pairs[step.name]
+    return 2 * x[0] * total
+
+
+@register_flop_formula(ops.hoist)
+def _hoist(factors: Any, plan: str, **_: Any) -> int:
+    return 2 * ready(plan).plan.hoisted_macs
+
+
+def _rows(gates: Shape) -> int:
+    return prod(gates[:-1])
+
+
+def _hidden_macs(hidden: Sequence[Shape]) -> int:
+    """Multiply-adds of one row of h."""
+    return sum(prod(part) for part in hidden)
+
+
+@register_flop_formula(ops.lstm)
+def _lstm(gates: Shape, hidden: Any, h: Shape, c: Shape, project: Shape | None, *_: Any, **__: Any) -> int:
+    return 2 * _rows(gates) * (_hidden_macs(hidden) + (prod(project) if project is not None else 0))
+
+
+@register_flop_formula(ops.gru)
+def _gru(gates: Shape, hidden: Any, *_: Any, **__: Any) -> int:
+    return 2 * _rows(gates) * _hidden_macs(hidden)
+
+
+@register_flop_formula(ops.few_columns)
+def _few_columns(x: Shape, weight: Shape, **_: Any) -> int:
+    return 2 * x[0] * prod(weight)
+
+
+@register_flop_formula(ops.column_sums)
+def _column_sums(x: Shape, upstream: Shape, **_: Any) -> int:
+    return 2 * prod(x) * upstream[1]
+
+
+@register_flop_formula(ops.bmm)
+def _bmm(a: Shape, b: Shape, **_: Any) -> int:
+    return 2 * prod(a) * b[-1]
+
+
+@register_flop_formula(ops.grouped)
+def _grouped(a: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * a[1] * prod(weight)
