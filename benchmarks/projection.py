@@ -24,8 +24,7 @@ from benchmarks.results import Options, available_memory, machine, main, table, 
 from benchmarks.shapes import GATES, MAIN, formats, small_formats
 from benchmarks.timing import Call, inference, interleave, ratio, sample, summary, threads, training
 from kronecell.formats import KCP, Format
-from kronecell.nn.linear import multiply
-from kronecell.ops.contract import prepare
+from kronecell.ops.contract import apply, prepare
 from kronecell.ops.tune import choices as measured
 from kronecell.plans.plan import Plan
 
@@ -70,7 +69,7 @@ class Settled(kc.TensorLinear):
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W + bias by that plan."""
         plan = self.settled.text
-        return multiply(x, prepare(plan, self.factors()), bias, plan)
+        return apply(plan, x, prepare(plan, self.factors()), bias)
 
 
 def limits(x: Tensor, outputs: int, grad: bool, dense: bool) -> dict[str, Call]:
