@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kronecell.nn.hidden import split_matrices
 from kronecell.nn.linear import TensorLinear
-from kronecell.nn.recurrent import Direction, Recurrent, project
+from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
 from kronecell.nn.torch_kernel import dense_hidden
 from kronecell.ops.contract import plain_execute
@@ -46,8 +46,12 @@ class OnnxRecurrent(nn.Module):
         super().__init__()
         self.module, self.streaming = module, streaming
 
-    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, input: Tensor, hx: Any = None, *, affine: Affine | None = None) -> tuple[Tensor, Any]:
         module = self.module
+        if affine is not None:
+            scale, shift = affine
+            unit = BYTE if input.dtype == torch.uint8 else 1.0
+            input = input.to(next(module.parameters()).dtype) * (unit * scale) + shift
         sequence = open_sequence(input, module.input_size, module.batch_first)
         directions = module.directions
         dtype = next(module.parameters()).dtype

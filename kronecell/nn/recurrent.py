@@ -26,6 +26,7 @@ from kronecell.plans.order import Tree
 
 Self = TypeVar("Self", bound="Recurrent")
 Weight = nn.Parameter | TensorLinear
+Affine = tuple[Tensor | float, Tensor | float]
 RECURRENCES = ("auto", "native", "loop")  # our operator; torch's kernel; our operator's reference
 BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255
 
@@ -61,6 +62,7 @@ def run_layers(
     states: Items[State],
     dropout: float,
     recurrence: str = "auto",
+    affine: Affine | None = None,
 ) -> tuple[Tensor | PackedSequence, Any]:
     """All layers and directions; x is projected where it lies and only then made time-major, because it may be huge."""
     x = sequence.data
@@ -68,7 +70,7 @@ def run_layers(
     for number, directions in enumerate(layers):
         outputs = []
         for reverse, weights in enumerate(directions):
-            gates = project(x, weights)
+            gates = project(x, weights, affine if number == 0 else None)
             if number == 0 and sequence.batch_first:
                 gates = gates.transpose(0, 1)
             state = states[len(lasts)]
@@ -86,11 +88,17 @@ def run_layers(
     return sequence.close(x), final if len(final) > 1 else final[0]
 
 
-def project(x: Tensor, weights: Direction) -> Tensor:
-    """x W + b for all gates and all rows of x."""
+def project(x: Tensor, weights: Direction, affine: Affine | None = None) -> Tensor:
+    """x W + b for all gates and all rows of x; with `affine`, (scale x + shift) W + b without a copy of x."""
+    if affine is not None:
+        scale, shift = affine
+        plain = weights._replace(bias=None)
+        ones = torch.ones(1, x.shape[-1], dtype=weights.hidden[0].dtype, device=x.device)
+        gates = project(x, plain) * scale + shift * project(ones, plain)
+        return gates if weights.bias is None else gates + weights.bias
     if isinstance(weights.weight, nn.Module):
         missing = int(weights.weight.in_features) - x.shape[-1]  # type: ignore[arg-type]
-        gates: Tensor = weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
+        gates = weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
         return gates
     dtype = weights.weight.dtype
     x = x.to(dtype) * BYTE if x.dtype == torch.uint8 else x
@@ -198,22 +206,30 @@ class Recurrent(Cell, nn.Module):
 
     # Forward -----------------------------------------------------------------------------------------------------
 
-    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Tensor | PackedSequence, Any]:
-        """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state."""
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Any = None, *, affine: Affine | None = None
+    ) -> tuple[Tensor | PackedSequence, Any]:
+        """As torch.nn's: input (time, batch, M), (batch, time, M), (time, M) or packed -> output and last state.
+
+        With affine=(scale, shift), numbers or tensors with one for each row (such as (batch, time, 1)), the layer reads
+        scale * input + shift. A large input, or one of bytes, is then not copied to be normalised.
+        """
         sequence = open_sequence(input, self.input_size, self.batch_first)
         device = sequence.data.device.type
         if torch.is_autocast_enabled(device):  # as torch.nn's layers, which keep the dtype of their parameters
             with torch.autocast(device, enabled=False):
-                return self._run(sequence, hx, convert=True)
-        return self._run(sequence, hx)
+                return self._run(sequence, hx, affine, convert=True)
+        return self._run(sequence, hx, affine)
 
-    def _run(self, sequence: Sequence, hx: Any, convert: bool = False) -> tuple[Tensor | PackedSequence, Any]:
+    def _run(
+        self, sequence: Sequence, hx: Any, affine: Affine | None, convert: bool = False
+    ) -> tuple[Tensor | PackedSequence, Any]:
         layers = self.weights()
         dtype = layers[0][0].hidden[0].dtype
         sequence = sequence.of_dtype(dtype, convert)
         states = sequence.initial_states(hx, self.num_layers * self.directions, self.state_sizes, dtype)
         dropout = self.dropout if self.training else 0.0
-        return run_layers(type(self), layers, sequence, states, dropout, self.recurrence)
+        return run_layers(type(self), layers, sequence, states, dropout, self.recurrence, affine)
 
     def weights(self) -> list[list[Direction]]:
         """What every layer and direction runs with, made of the parameters; differentiable."""

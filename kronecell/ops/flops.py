@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from kronecell.ops import recurrence as recurrence  # registers the operators that are counted here
 from kronecell.ops.choose import executed_macs
 from kronecell.ops.contract import ready
 
@@ -82,3 +83,20 @@ def _bmm(a: Shape, b: Shape, **_: Any) -> int:
 @register_flop_formula(ops.grouped)
 def _grouped(a: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * a[1] * prod(weight)
+
+
+@register_flop_formula(ops.lstm_backward)
+def _lstm_backward(
+    d_output: Any, d_h: Any, d_c: Any, d_active: Any, d_cells: Any, hidden: Any, h: Shape, *rest: Any, **_: Any
+) -> int:
+    """Back through U at every step, and its gradient if that is wanted."""
+    output, weights = rest[4], rest[7]
+    return 2 * _rows(output) * _hidden_macs(hidden) * (1 + bool(weights))
+
+
+@register_flop_formula(ops.gru_backward)
+def _gru_backward(
+    d_output: Any, d_h: Any, d_active: Any, hidden: Any, bias_n: Any, h: Any, *rest: Any, **_: Any
+) -> int:
+    output, weights = rest[2], rest[4]
+    return 2 * _rows(output) * _hidden_macs(hidden) * (1 + bool(weights))

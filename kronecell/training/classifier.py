@@ -67,18 +67,30 @@ class VideoClassifier(nn.Module):
         self.classifier = nn.Linear(hidden_size, classes)
 
     def forward(self, frames: Tensor) -> Tensor:
-        _, state = self.rnn(self.normalised(frames))
+        _, state = self.rnn(frames, affine=self.normalisation(frames))
         hidden = state[0] if isinstance(state, tuple) else state  # LSTM gives (h, c), GRU gives h
         return self.classifier(self.dropout(hidden[-1]))
 
-    def normalised(self, frames: Tensor) -> Tensor:
-        """The input of the recurrent layer, in float."""
-        x = frames.to(self.classifier.weight.dtype)
+    def normalisation(self, frames: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """(scale, shift) of what the recurrent layer reads: its first product takes the bytes, and no copy is made.
+
+        The layer reads a byte as a number from 0 to 1, a float as it is; both count as 0 to 255 here.
+        """
+        unit = 255.0 if frames.dtype == torch.uint8 else 1.0
         if self.normalise == "pixel":
-            x = x * (self.input_gain / 255.0)
-            return x - self.pixel_mean * self.input_gain if self.pixel_mean else x
-        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
-        return (x - mean) * (self.input_gain * (variance + 1.0).rsqrt())  # + 1: a black frame stays black
+            return unit / 255.0 * self.input_gain, -self.pixel_mean * self.input_gain
+        mean, variance = _moments(frames, self.classifier.weight.dtype)
+        scale = self.input_gain * (variance + 1.0).rsqrt()  # + 1: a black frame stays black
+        return unit * scale, -mean * scale
 
     def extra_repr(self) -> str:
         return f"normalise={self.normalise}, pixel_mean={self.pixel_mean:g}, input_gain={self.input_gain:g}"
+
+
+def _moments(frames: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every frame (batch, time, 1), a clip at a time: a float copy of all bytes would be large."""
+    if torch.compiler.is_compiling() or frames.dtype == dtype:
+        variance, mean = torch.var_mean(frames.to(dtype), dim=-1, keepdim=True, correction=0)
+        return mean, variance
+    pairs = [torch.var_mean(clip.to(dtype), dim=-1, keepdim=True, correction=0) for clip in frames]
+    return torch.stack([mean for _, mean in pairs]), torch.stack([variance for variance, _ in pairs])
