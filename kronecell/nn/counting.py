@@ -55,8 +55,8 @@ def _own(module: nn.Module) -> Cost:
     for name, weight in module.named_children():
         if isinstance(weight, TensorLinear) and name.startswith("weight_hh"):
             # U runs split or dense, not by the plan of a layer: its macs replace those counted for the child.
-            plan = weight.plan(COUNT_ROWS)
-            total += Cost(0, 0, macs_of(weight) - executed_macs(plan), 0, -plan.hoisted_macs)
+            plan, (macs, once) = weight.plan(COUNT_ROWS), macs_of(weight)
+            total += Cost(0, 0, macs - executed_macs(plan), 0, once - plan.hoisted_macs)
     return total
 
 

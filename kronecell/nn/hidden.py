@@ -42,12 +42,13 @@ def is_split(weight: Tensor | TensorLinear) -> bool:
     return isinstance(weight, TensorLinear) and _worthwhile(weight) is not None
 
 
-def macs_of(weight: Tensor | TensorLinear) -> int:
-    """Multiply-adds of one row of h in the form that runs."""
-    if not isinstance(weight, TensorLinear):
-        return weight.numel()
+def macs_of(weight: TensorLinear) -> tuple[int, int]:
+    """Multiply-adds of one row of h in the form that runs, and those that make this form, once per forward."""
     split = _worthwhile(weight)
-    return weight.in_features * weight.out_features if split is None else _macs(split, weight)
+    if split is None:
+        return weight.in_features * weight.out_features, weight.dense_plan().hoisted_macs
+    once = split.inner.hoisted_macs + split.outer.hoisted_macs
+    return split.width * weight.in_features + split.rank * weight.out_features, once
 
 
 @constant_when_traced
@@ -66,10 +67,6 @@ def _worthwhile_split(network: Network, width: int) -> Split | None:
     for size in network.shape(network.outputs):
         outputs *= size
     return split if split.width * width + split.rank * outputs <= WORTH_SPLITTING * width * outputs else None
-
-
-def _macs(split: Split, weight: TensorLinear) -> int:
-    return split.width * weight.in_features + split.rank * weight.out_features
 
 
 def _split(split: Split, weight: TensorLinear) -> list[Tensor]:

@@ -172,9 +172,13 @@ class TensorLinear(nn.Module):
 
     # Dense -------------------------------------------------------------------------------------------------------
 
+    def dense_plan(self) -> Plan:
+        """How the weight is made dense."""
+        return _dense_plan(self.format.network(self.gates, self.shared))
+
     def dense_weight(self) -> Tensor:
         """The weight in torch's layout, (gates * N, M); differentiable."""
-        W = contract_network(_dense_plan(self.format.network(self.gates, self.shared)), self.factors())
+        W = contract_network(self.dense_plan(), self.factors())
         return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
 
     @torch.no_grad()

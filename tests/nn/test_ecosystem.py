@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import kronecell as kc
-from tests.recurrent_cases import flat, largest_difference
+from tests.nn.recurrent_cases import flat, largest_difference
 
 KCP, TT = "kcp:K=2,CA=2,CB=2", "tt:r=2"
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import kronecell as kc
 from kronecell.formats.recipes import recipe_modes
 from kronecell.paper.tables import paper_format
-from tests.recurrent_cases import RECIPES, flat, largest_difference
+from tests.nn.recurrent_cases import RECIPES, flat, largest_difference
 
 KCP_UCF11 = "kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import kronecell as kc
 from kronecell.nn.linear import TensorLinear
-from tests.recurrent_cases import HIDDEN, INPUT, RECIPES, Case, corners, flat, grid, largest_difference, run
+from tests.nn.recurrent_cases import HIDDEN, INPUT, RECIPES, Case, corners, flat, grid, largest_difference, run
 
 TOLERANCE = 1e-10
 
