@@ -134,7 +134,7 @@ def _layer(matrix: Matrix, parts: list[Any], dense: list[Tensor], X: Tensor | No
         else:
             count += sum(p.numel() for p in part.factors().values())
             # U runs inside the recurrence, split or dense, and not by the plan of a layer.
-            macs += macs_of(part) if matrix.part == "weight_hh" else executed_macs(part.plan(rows))
+            macs += macs_of(part)[0] if matrix.part == "weight_hh" else executed_macs(part.plan(rows))
             new = part.dense_weight().reshape(matrix.gates, matrix.N, matrix.M).transpose(1, 2)
         errors, norms = errors + _square(W - new), norms + _square(W)
         if X is not None:
