@@ -14,7 +14,7 @@
 namespace kronecell {
 
 using GruResult = std::tuple<Tensor, Tensor, Tensor>;
-using GruGradients = std::tuple<Tensor, Tensors, Tensor, Tensor>;
+using GruGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 static GruResult gru(Tensor gates, Tensors hidden, MaybeTensor bias_n, Tensor h, MaybeTensor batch_sizes, bool reverse,
                      bool keep) {
@@ -75,7 +75,7 @@ static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTen
         CALL(gru_run_back, prepared, layout.steps, to, first, some, memory.get());
     });
     Tensor d_bias = new_floats(h, {0});
-    Tensors d_hidden;
+    HiddenGradients d_hidden{new_floats(h, {0}), new_floats(h, {0})};
     if (weights) {
         d_hidden = hidden_gradients(hidden, u, d_product, states_before(layout, output, h));
         if (bias_n) {
@@ -83,10 +83,8 @@ static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTen
             d_bias = torch::stable::sum(torch::stable::narrow(d_product, 1, 2 * size, size),
                                         torch::headeronly::IntHeaderOnlyArrayRef(rows));
         }
-    } else {
-        for (std::size_t i = 0; i < hidden.size(); i++) d_hidden.push_back(new_floats(h, {0}));
     }
-    return {d_gates, d_hidden, d_bias, dh};
+    return {d_gates, d_hidden.first, d_hidden.second, d_bias, dh};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
@@ -94,7 +92,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
           "(Tensor, Tensor, Tensor)");
     m.def("gru_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_active, Tensor[] hidden, Tensor? bias_n, Tensor h, "
           "Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, bool weights) -> "
-          "(Tensor, Tensor[], Tensor, Tensor)");
+          "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
     m.impl("gru", TORCH_BOX(&gru));

@@ -14,7 +14,7 @@
 namespace kronecell {
 
 using LstmResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using LstmGradients = std::tuple<Tensor, Tensors, Tensor, Tensor, Tensor>;
+using LstmGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 static void check_states(const char* op, const Tensor& h, const Tensor& c, const MaybeTensor& project) {
     check_shape(h, {-1, -1}, op, "h");
@@ -91,8 +91,8 @@ static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeT
         const Buffer memory(CALL(lstm_memory, u, some));
         CALL(lstm_run_back, prepared, project ? &columns : nullptr, layout.steps, to, first, some, memory.get());
     });
+    HiddenGradients d_hidden{new_floats(h, {0}), new_floats(h, {0})};
     Tensor d_project = new_floats(h, {0});
-    Tensors d_hidden;
     if (weights) {
         const Tensor sums = by_rows(d_gates, layout.total, 4 * size);
         d_hidden = hidden_gradients(hidden, u, sums, states_before(layout, output, h));
@@ -101,10 +101,8 @@ static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeT
             CALL(lstm_states, floats(active), floats(cells), floats_of(states), layout.total, size);
             d_project = multiply(torch::stable::transpose(ups, 0, 1), states);
         }
-    } else {
-        for (std::size_t i = 0; i < hidden.size(); i++) d_hidden.push_back(new_floats(h, {0}));
     }
-    return {d_gates, d_hidden, dh, dc, d_project};
+    return {d_gates, d_hidden.first, d_hidden.second, dh, dc, d_project};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
@@ -112,7 +110,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
           "bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("lstm_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, Tensor? d_active, Tensor? d_cells, Tensor[] hidden, "
           "Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, Tensor cells, "
-          "bool weights) -> (Tensor, Tensor[], Tensor, Tensor, Tensor)");
+          "bool weights) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
     m.impl("lstm", TORCH_BOX(&lstm));

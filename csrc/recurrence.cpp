@@ -21,8 +21,8 @@ Tensor states_before(const Layout& layout, const Tensor& output, const Tensor& h
 
 static Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, 0, 1); }
 
-Tensors hidden_gradients(const Tensors& hidden, const Hidden& u, const Tensor& upstream, const Tensor& before) {
-    if (hidden.size() == 1) return {multiply(transposed(upstream), before)};
+HiddenGradients hidden_gradients(const Tensors& hidden, const Hidden& u, const Tensor& upstream, const Tensor& before) {
+    if (hidden.size() == 1) return {multiply(transposed(upstream), before), new_floats(before, {0})};
     const Tensor &in = hidden[0], &out = hidden[1];
     Tensor narrow = multiply(before, transposed(in));
     if (!u.by_gate) {

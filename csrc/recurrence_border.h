@@ -167,7 +167,10 @@ inline bool pays_to_pack(const Hidden& u, const Layout& layout, bool back) {
 // The states before all rows, in the order of the input.
 Tensor states_before(const Layout& layout, const Tensor& output, const Tensor& h);
 
+// Of U and nothing, or of In and Out.
+using HiddenGradients = std::pair<Tensor, Tensor>;
+
 // The gradients of `hidden` from those of all rows of h U^T and the states before them.
-Tensors hidden_gradients(const Tensors& hidden, const Hidden& u, const Tensor& upstream, const Tensor& before);
+HiddenGradients hidden_gradients(const Tensors& hidden, const Hidden& u, const Tensor& upstream, const Tensor& before);
 
 }  // namespace kronecell
