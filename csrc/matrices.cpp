@@ -22,13 +22,13 @@ static bool pays(long batch, long rows, long depth, long columns) {
     return rows >= 8 && columns >= 8 && batch * rows * depth * columns >= 1L << 16 && half_blas();
 }
 
-Tensor multiply(const Tensor& a, const Tensor& b) {
+// Our kernel: out = a b.
+static void multiply_into(const Tensor& out, const Tensor& a, const Tensor& b) {
     const bool batched = a.dim() == 3;
     const long batch = batched ? a.size(0) : 1, rows = a.size(-2 + a.dim()), depth = a.size(a.dim() - 1);
     const long columns = b.size(b.dim() - 1);
-    if (!pays(batch, rows, depth, columns)) return dispatch<Tensor>(batched ? "aten::bmm" : "aten::mm", "", a, b);
-    const Tensor out = batched ? new_floats(a, {batch, rows, columns}) : new_floats(a, {rows, columns});
     const long d = batched ? 1 : 0, a_next = batched ? a.stride(0) : 0, b_next = batched ? b.stride(0) : 0;
+    const long out_row = out.stride(d), out_next = batched ? out.stride(0) : 0;
     const Operand x{floats(a), a.stride(d), a.stride(d + 1)};
     const float* w = floats(b);
     const long b_row = b.stride(d), b_column = b.stride(d + 1);
@@ -39,25 +39,65 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
         for (long r = first; r < last;) {
             const long n = r / rows, i = r % rows, some = std::min(rows - i, last - r);
             CALL(matrix_product, Operand{x.at + n * a_next + i * x.row, x.row, x.next}, w + n * b_next, b_row, b_column,
-                 Result{to + r * columns, columns, nullptr, 0}, memory.get(), some, depth, columns);
+                 Result{to + n * out_next + i * out_row, out_row, nullptr, 0},
+                 memory.get(), some, depth, columns);
             r += some;
         }
     });
+}
+
+static bool pays(const Tensor& a, const Tensor& b) {
+    return pays(a.dim() == 3 ? a.size(0) : 1, a.size(-2 + a.dim()), a.size(a.dim() - 1), b.size(b.dim() - 1));
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b) {
+    const bool batched = a.dim() == 3;
+    if (!pays(a, b)) return dispatch<Tensor>(batched ? "aten::bmm" : "aten::mm", "", a, b);
+    const long rows = a.size(-2 + a.dim()), columns = b.size(b.dim() - 1);
+    const Tensor out = batched ? new_floats(a, {a.size(0), rows, columns}) : new_floats(a, {rows, columns});
+    multiply_into(out, a, b);
     return out;
 }
 
-static Tensor bmm(Tensor a, Tensor b) {
+static void check_factors(const char* op, const Tensor& a, const Tensor& b) {
     STD_TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && b.dim() == a.dim(),
-                    "kronecell::bmm: expected two matrices or two batches of them, got ", shape_of(a), " and ", shape_of(b));
+                    "kronecell::", op, ": expected two matrices or two batches of them, got ", shape_of(a), " and ",
+                    shape_of(b));
     const long d = a.dim();
     STD_TORCH_CHECK(a.size(d - 1) == b.size(d - 2) && (d == 2 || a.size(0) == b.size(0)),
-                    "kronecell::bmm: shapes do not fit: ", shape_of(a), " and ", shape_of(b));
-    check_cpu(a, "bmm", "a"), check_cpu(b, "bmm", "b");
+                    "kronecell::", op, ": shapes do not fit: ", shape_of(a), " and ", shape_of(b));
+    check_cpu(a, op, "a"), check_cpu(b, op, "b");
+}
+
+static Tensor bmm(Tensor a, Tensor b) {
+    check_factors("bmm", a, b);
     if (!is_float(a) || !is_float(b)) return dispatch<Tensor>("kronecell_reference::bmm", "", a, b);
     return multiply(a, b);
 }
 
-STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) { m.def("bmm(Tensor a, Tensor b) -> Tensor"); }
-STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) { m.impl("bmm", TORCH_BOX(&bmm)); }
+// The same into memory that is there: rows may be farther apart than they are long, numbers of a row may not.
+static void bmm_out(Tensor out, Tensor a, Tensor b) {
+    const char* op = "bmm_out";
+    check_factors(op, a, b), check_cpu(out, op, "out");
+    const long d = a.dim();
+    STD_TORCH_CHECK(out.dim() == d && out.size(d - 2) == a.size(d - 2) && out.size(d - 1) == b.size(d - 1) &&
+                        (d == 2 || out.size(0) == a.size(0)),
+                    "kronecell::bmm_out: expected out of the shape of the product, got ", shape_of(out), " for ", shape_of(a),
+                    " and ", shape_of(b));
+    const bool lies = out.stride(d - 1) == 1 && out.stride(d - 2) >= out.size(d - 1);
+    if (is_float(a) && is_float(b) && is_float(out) && lies && pays(a, b))
+        multiply_into(out, a, b);
+    else
+        torch::stable::copy_(out, bmm(a, b));
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
+    m.def("bmm(Tensor a, Tensor b) -> Tensor");
+    m.def("bmm_out(Tensor(a!) out, Tensor a, Tensor b) -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
+    m.impl("bmm", TORCH_BOX(&bmm));
+    m.impl("bmm_out", TORCH_BOX(&bmm_out));
+}
 
 }  // namespace kronecell

@@ -83,7 +83,8 @@ def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     if of.products is None:
         return _hoist_reference(factors, plan, plain=False)
     tensors = _tensors(of.network, factors)
-    return small_products([tensors[name] for name in of.products.inputs], of.products.description)
+    of_all = of.products
+    return small_products.kernel([tensors[name] for name in of_all.inputs], of_all.description, of_all.shapes)
 
 
 def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:

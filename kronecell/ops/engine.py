@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kronecell.ops.kernels import fold, fold_backward, grouped, grouped_backward, keeps_v
-from kronecell.ops.products import big_gradient, product, product_gradient, small_gradient
+from kronecell.ops.products import Kernels, Plain, Room, big_gradient, product, product_gradient, small_gradient
 from kronecell.ops.program import Program
 from kronecell.plans.network import Factor, Network
 
@@ -43,9 +43,9 @@ def constant_tensor(factor: Factor, network: Network, like: Tensor) -> Tensor:
 
 def run_hoisted(program: Program, tensors: Mapping[str, Tensor], plain: bool = False) -> dict[str, Tensor]:
     """All tensors, with the results of the hoisted steps among them."""
-    found = dict(tensors)
+    found, by = dict(tensors), Plain() if plain else Kernels()
     for op in program.hoisted:
-        found[op.out] = product(op, found[op.left], op.lay_out(found[op.right]), plain)
+        found[op.out] = product(op, found[op.left], op.lay_out(found[op.right]), by)
     return found
 
 
@@ -53,7 +53,7 @@ def hoisted_gradients(
     program: Program, tensors: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients of everything that the hoisted steps read, from those of the results as they are laid out."""
-    values, steps = run_hoisted(program, tensors), program.hoisted_results
+    values, steps, by = run_hoisted(program, tensors), program.hoisted_results, Kernels()
     made = {op.out: op for op in program.hoisted}
     gradients: dict[str, Tensor] = {}
     for name, gradient in upstream.items():
@@ -61,8 +61,8 @@ def hoisted_gradients(
     for op in reversed(program.hoisted):
         whole = product_gradient(op, gradients[op.out])
         small = op.lay_out(values[op.right])
-        of_small = op.right_view.undo(small_gradient(op, values[op.left], whole))
-        gradients[op.left] = big_gradient(op, small, whole).reshape(values[op.left].shape)
+        of_small = op.right_view.undo(small_gradient(op, values[op.left], whole, by))
+        gradients[op.left] = big_gradient(op, small, whole, by).reshape(values[op.left].shape)
         gradients[op.right] = of_small.reshape(values[op.right].shape)
     return gradients
 
@@ -75,7 +75,7 @@ def reference(program: Program, x: Tensor, operands: Sequence[Tensor], bias: Ten
     operands = operands if x.dtype != torch.uint8 else _scaled(operands)
     left = x.to(operands[0].dtype) if x.dtype == torch.uint8 else x
     for op, operand in zip(program.hot, operands, strict=True):
-        left = product(op, left, operand, plain=True)
+        left = product(op, left, operand, Plain())
     y = program.last(left)
     return y if bias is None else y + bias
 
@@ -90,14 +90,14 @@ def forward(
     operands = operands if x.dtype != torch.uint8 else _scaled(operands)
     rows = _rows_at_once(program, x)
     if rows is None and (program.chunk is None or not keep):
-        y, lefts, sums = _forward(program, x, operands, bias, keep)
+        y, lefts, sums = _forward(program, x, operands, bias, keep, Kernels())
         return y, [left.reshape(len(x) if left.numel() else 0, -1) for left in (*lefts[1:], *sums)] if keep else []
     like = operands[0]
     saved = [like.new_empty(shape) for shape in saved_shapes(program, x, keep)]
-    y = like.new_empty(len(x), program.outputs)
+    y, by = like.new_empty(len(x), program.outputs), Kernels(Room())
     for start in range(0, len(x), rows or max(1, len(x))):
         now = slice(start, start + (rows or len(x)))
-        y[now], lefts, sums = _forward(program, x[now], operands, bias, keep)
+        y[now], lefts, sums = _forward(program, x[now], operands, bias, keep, by)
         for whole, part in zip(saved, (*lefts[1:], *sums), strict=False):
             if whole.numel() and part.numel():
                 place = whole[now]
@@ -145,7 +145,7 @@ def _rows_at_once(program: Program, x: Tensor) -> int | None:
 
 
 def _forward(
-    program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool
+    program: Program, x: Tensor, operands: Sequence[Tensor], bias: Tensor | None, keep: bool, by: Kernels
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The result; what x is before every step; and the sums of x that the gradient of a fold needs, if there is one."""
     if x.dtype == torch.uint8 and not program.reads_bytes:
@@ -156,14 +156,14 @@ def _forward(
         z, y, made = fold.kernel(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
         lefts, sums = [x, y, z.reshape(hot[1].shape)], [made]
     for op, operand in zip(hot[len(lefts) - 1 : -1], operands[len(lefts) - 1 : -1], strict=True):
-        lefts.append(product(op, lefts[-1], operand))
+        lefts.append(product(op, lefts[-1], operand, by))
     if len(lefts) > len(hot):  # the fold was all
         result = program.last(lefts.pop())
         return (result if bias is None else result + bias), lefts, sums
     left, operand = lefts[-1], operands[-1]
     if program.grouped:
-        return grouped.kernel(hot[-1].a(left), operand, bias), lefts, sums
-    result = program.last(product(hot[-1], left, operand))
+        return grouped.kernel(by.bring(hot[-1].a, left, hot[-1].out, "left"), operand, bias), lefts, sums
+    result = program.last(product(hot[-1], left, operand, by))
     return (result if bias is None else result + bias), lefts, sums
 
 
@@ -188,15 +188,17 @@ def backward(
     of_x, *of_small, of_bias = wanted
     upstream = upstream.contiguous()  # that of a sum has one element in memory, which BLAS copies each time
     rows = _rows_at_once(program, x)
+    by: Plain = Plain() if plain else Kernels(None if rows is None else Room())
     parts: list[Tensor] = []
     totals: list[Tensor | None] = [None] * (len(operands) + 1)
     for start in range(0, len(x), rows or max(1, len(x))):
         now = slice(start, start + (rows or len(x)))
         part = [line[now] if line.numel() else line for line in saved]
-        lefts, sums = _lefts(program, x[now], operands, part, of_small, plain)
-        found = _backward(program, upstream[now], lefts, sums, operands, [of_x, *of_small, of_bias], plain)
+        lefts, sums = _lefts(program, x[now], operands, part, of_small, by)
+        found = _backward(program, upstream[now], lefts, sums, operands, [of_x, *of_small, of_bias], by)
         if of_x:
-            parts.append(found[0].reshape(-1, program.width))
+            of_rows = found[0].reshape(-1, program.width)
+            parts.append(of_rows if rows is None or plain else of_rows.clone())
         totals = [new if total is None else total + new for total, new in zip(totals, found[1:], strict=True)]
     empty = upstream.new_empty(0)
     if not len(x):
@@ -220,19 +222,19 @@ def _lefts(
     operands: Sequence[Tensor],
     saved: Sequence[Tensor],
     of_small: Sequence[bool],
-    plain: bool,
+    by: Plain,
 ) -> tuple[list[Tensor], Tensor | None]:
     """What x is before every step whose operand wants a gradient, saved or computed again; and the sums of a fold."""
     hot = program.hot
     last = max((i for i, flag in enumerate(of_small) if flag), default=0)
-    if x.dtype == torch.uint8 and (plain or not program.reads_bytes):
+    if x.dtype == torch.uint8 and (not isinstance(by, Kernels) or not program.reads_bytes):
         x = x.to(operands[0].dtype)
     lefts = [x]
     for i in range(1, last + 1):
         if saved and saved[i - 1].numel():
             lefts.append(saved[i - 1].reshape(hot[i - 1].shape))
         else:
-            lefts.append(product(hot[i - 1], lefts[-1], operands[i - 1], plain))
+            lefts.append(product(hot[i - 1], lefts[-1], operands[i - 1], by))
     sums = saved[-1] if program.fold is not None and saved and saved[-1].numel() else None
     return lefts, sums
 
@@ -244,7 +246,7 @@ def _backward(
     sums: Tensor | None,
     operands: Sequence[Tensor],
     wanted: Sequence[bool],
-    plain: bool,
+    by: Plain,
 ) -> list[Tensor]:
     """Gradients of x, the operands and the bias for some rows; what is not wanted has no elements."""
     of_x, *of_small, of_bias = wanted
@@ -252,7 +254,7 @@ def _backward(
     found = [empty] * (len(hot) + 2)
     last = len(hot) - 1
     further = [of_x or any(of_small[:i]) for i in range(len(hot))]
-    if program.grouped and len(lefts) == len(hot) and not plain:
+    if program.grouped and len(lefts) == len(hot) and isinstance(by, Kernels):
         op, flags = hot[last], [further[last], of_small[last], of_bias]
         of_a, found[last + 1], found[-1] = grouped_backward.kernel(gradient, op.a(lefts[last]), operands[last], flags)
         if not further[last]:
@@ -276,11 +278,11 @@ def _backward(
             return found
         whole = product_gradient(op, gradient)
         if of_small[i]:
-            found[i + 1] = small_gradient(op, lefts[i], whole, plain)
+            found[i + 1] = small_gradient(op, lefts[i], whole, by)
         if not further[i]:
             return found
-        gradient = big_gradient(op, operands[i], whole, plain)
+        gradient = big_gradient(op, operands[i], whole, by)
         if i:
-            gradient = gradient.reshape(hot[i - 1].shape)
+            gradient = by.regroup(gradient, hot[i - 1].shape, op.out)
     found[0] = gradient
     return found

@@ -95,6 +95,16 @@ def _bmm_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | N
 bmm = operator("bmm(Tensor a, Tensor b) -> Tensor", _bmm, _bmm_fake, setup=_few_columns_setup, backward=_bmm_backward)
 
 
+def _bmm_out(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """a @ b into out, in memory that an earlier product of the same call has used."""
+    out.copy_(a @ b)
+
+
+bmm_out = operator(
+    "bmm_out(Tensor(a!) out, Tensor a, Tensor b) -> ()", _bmm_out, lambda out, a, b: None, differentiable=False
+)
+
+
 # The first two products of KCP in one ------------------------------------------------------------------------------
 
 PARTS_OF_X, WIDEST_TILE = 4, 96  # v is kept if it has at most 1/4 of the numbers of x, in rows of at least 96

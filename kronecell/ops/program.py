@@ -46,8 +46,13 @@ class View:
             return tensor.reshape(self.groups)
         if torch.compiler.is_compiling():  # a graph for every number of rows can only be proved leg by leg
             return tensor.reshape(self.legs).permute(self.permutation or ()).reshape(self.groups)
-        tensor = tensor.reshape(self._merged.legs).permute(self._merged.permutation)
+        tensor = self.permuted(tensor)
         return tensor if self._merged.permuted == self.groups else tensor.reshape(self.groups)
+
+    def permuted(self, tensor: Tensor) -> Tensor:
+        """The permutation alone: a view, in some grouping."""
+        assert self._merged is not None
+        return tensor.reshape(self._merged.legs).permute(self._merged.permutation)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """From the groups back to the order the operand had; in what grouping is left to the caller."""

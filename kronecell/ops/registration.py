@@ -40,12 +40,14 @@ def operator(
     kernel: Call | None = None,
     setup: Call | None = None,
     backward: Call | None = None,
+    differentiable: bool = True,
 ) -> Operator:
     """Register `kronecell::NAME` for a schema such as "few_columns(Tensor x, Tensor weight) -> Tensor".
 
     `kernel` runs in place of the reference everywhere but under functorch and forward mode; a compiled one on the CPU
     comes before it. `setup(ctx, inputs, output)` and `backward(ctx, *gradients)` are those of
-    torch.library.register_autograd; without them the reference is differentiated. Returns the function to call.
+    torch.library.register_autograd; without them the reference is differentiated. One that writes into an
+    argument is not differentiable, and for use below autograd. Returns the function to call.
     """
     name = schema[: schema.index("(")]
     compiled = load() and _is_compiled(name)
@@ -60,9 +62,10 @@ def operator(
     _references.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, fake, lib=_library)
     overload = getattr(torch.ops.kronecell, name).default
-    if backward is None:
-        setup, backward = _derivative(reference)
-    torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
+    if differentiable:
+        if backward is None:
+            setup, backward = _derivative(reference)
+        torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
     for device in ("cpu", "cuda"):
         key = f"Autocast{device.upper()}"
         _library.impl(name, _without_autocast(overload, device), key)
