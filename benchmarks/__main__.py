@@ -1,6 +1,6 @@
 """The benchmarks of speed and memory, one after the other: `python -m benchmarks [--quick] [--results FOLDER]`.
 
-About ten minutes. Those of data, decompositions and training, of kernels, and the fit of the cost model's constants
+About eleven minutes. Those of data, decompositions and training, of kernels, and the fit of the cost model's constants
 (prices) are run by themselves.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 
-from benchmarks import acceptance, auto, growth, lstm, memory, parallel, projection
+from benchmarks import acceptance, auto, growth, lstm, memory, parallel, projection, recurrence
 from benchmarks.results import Options, main
 
 
 def run(options: Options) -> None:
     """`auto` comes before `projection`, which uses the choices it made."""
     start = time.perf_counter()
-    for module in (auto, projection, lstm, parallel, memory, growth, acceptance):
+    for module in (auto, projection, lstm, recurrence, parallel, memory, growth, acceptance):
         module.run(options)
         options.say(f"--- {module.__name__} done after {time.perf_counter() - start:.0f} s")
 
