@@ -19,11 +19,11 @@ from kronecell.plans.split import sides
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
-# An intermediate of this size stays in cache, and is worth a call; up to twice as large it may be where a chunk has few
+# An intermediate of this size stays in cache, and is worth a call; up to four times as large it may be where a chunk has few
 # rows, or beside a large product of weights, which every chunk reads, and to whose gradient it adds.
 CHUNK_ELEMENTS, CHUNK_ROWS = 2**19, 4
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
-FRESH = 2**23  # elements from which the allocator takes memory from the system and gives it back, page by page
+FRESH = 2**20  # elements from which an allocation is likely to come from the system, page by page
 
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 RUNS = 3  # of a product in training: itself, and the gradients of both operands
@@ -77,7 +77,7 @@ def _candidates(network: Network, orders: tuple[tuple[str, Network, Tree], ...],
         _add_optimal(plans, network, rows, FEW_ROWS, f" for {FEW_ROWS} rows")
     for name, plan in plans.items():
         each = max(1, _per_row(plan))
-        elements = max(CHUNK_ELEMENTS, min(max(2 * _hoists(plan), CHUNK_ROWS * each), 2 * CHUNK_ELEMENTS))
+        elements = max(CHUNK_ELEMENTS, min(max(2 * _hoists(plan), CHUNK_ROWS * each), 4 * CHUNK_ELEMENTS))
         chunk = max(1, elements // each)
         if 2 * chunk <= rows:  # one and a little more would cost a call and save nothing
             found[f"{name} in chunks"] = plan.in_chunks(chunk)
