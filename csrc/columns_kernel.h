@@ -3,7 +3,8 @@
 
 constexpr long AHEAD = 8192;   // bytes of x that are prefetched before they are needed, at least
 constexpr int TALL_BLOCK = 12;  // rows at once
-constexpr int DOTS = LANES / 2;  // columns up to which sums are made along the rows: they would fill half a register
+constexpr int DOTS = 4;         // columns up to which sums are made along the rows
+constexpr int DOT_ROWS = LANES == 16 ? 6 : 3;
 
 // Bytes as numbers.
 INLINE void convert(const uint8_t* from, float* to, long size) {
@@ -44,20 +45,6 @@ struct ConvertNext {
         }
     }
 };
-
-template <class Beside>
-INLINE void tall_quads(const float* x, long depth, const float* packed, float* out, long columns, const Beside& beside) {
-    constexpr int half = TALL_BLOCK / 2;
-    quad_block<half>(x, depth, packed, out, columns, depth, beside);
-    quad_block<half>(x + half * depth, depth, packed, out + half * columns, columns, depth, Idle());
-}
-
-INLINE void rest_of_quads(const float* x, const float* packed, float* out, long rows, long depth, long columns) {
-    long r = 0;
-    for (; r + 2 <= rows; r += 2)
-        quad_block<2>(x + r * depth, depth, packed, out + r * columns, columns, depth, Idle());
-    if (r < rows) quad_block<1>(x + r * depth, depth, packed, out + r * columns, columns, depth, Idle());
-}
 
 // TALL_BLOCK rows by all columns; `beside` runs with the first panel.
 template <class Beside>
@@ -132,7 +119,7 @@ APART void byte_rows(const uint8_t* x, const float* packed, float* scratch, floa
 // The sums of the numbers in each of four registers.
 INLINE void sums_across(const vec* v, float* to) {
 #if defined(__x86_64__) && KERNEL_WIDTH == 16
-    const __m512 four = (__m512)join_quads(v);
+    const __m512 four = join(v[0], v[1], v[2], v[3]);
     const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
 #elif defined(__x86_64__) && KERNEL_WIDTH == 8
@@ -160,16 +147,16 @@ INLINE vec numbers_at(const uint8_t* from, long some) {
 #endif
 }
 
-// Up to `most` columns of some rows at once, each as sums along the row: x is read a register at a time. w is filled with
+// Up to DOTS columns of some rows at once, each as sums along the row: x is read a register at a time. w is filled with
 // zeros up to whole registers.
-template <int rows, int most, class Number>
+template <int rows, class Number>
 INLINE void dots(const Number* x, const float* w, float* out, long depth, long columns, const Number* next) {
     const long padded = (depth + LANES - 1) / LANES * LANES;
-    vec sums[rows][most];
+    vec sums[rows][DOTS];
     UNROLL(6)
     for (int i = 0; i < rows; i++) {
-        UNROLL(8)
-        for (int c = 0; c < most; c++) sums[i][c] = (vec){0};
+        UNROLL(4)
+        for (int c = 0; c < DOTS; c++) sums[i][c] = (vec){0};
     }
     for (long k = 0; k < padded; k += LANES) {
         if (next)
@@ -177,8 +164,8 @@ INLINE void dots(const Number* x, const float* w, float* out, long depth, long c
         vec numbers[rows];
         UNROLL(6)
         for (int i = 0; i < rows; i++) numbers[i] = numbers_at(x + i * depth + k, depth - k);
-        UNROLL(8)
-        for (int c = 0; c < most; c++) {
+        UNROLL(4)
+        for (int c = 0; c < DOTS; c++) {
             const vec b = *(const vec*)(w + c * padded + k);
             UNROLL(6)
             for (int i = 0; i < rows; i++) sums[i][c] += numbers[i] * b;
@@ -186,35 +173,24 @@ INLINE void dots(const Number* x, const float* w, float* out, long depth, long c
     }
     UNROLL(6)
     for (int i = 0; i < rows; i++) {
-        float line[most];
-        for (int c = 0; c < most; c += 4) sums_across(sums[i] + c, line + c);
+        float line[DOTS];
+        sums_across(sums[i], line);
         for (long c = 0; c < columns; c++) out[i * columns + c] = line[c];
     }
 }
 
-template <int most, class Number>
-APART void dot_rows(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
-    constexpr int each = (LANES == 16 ? 24 : 12) / most;  // as many sums as leave registers for the rest
-    const long ahead = (AHEAD / (each * depth * (long)sizeof(Number)) + 1) * each * depth;
-    long r = 0;
-    for (; r + each <= rows; r += each, x += each * depth, out += each * columns)
-        dots<each, most>(x, w, out, depth, columns, x + ahead);
-    for (; r < rows; r++, x += depth, out += columns) dots<1, most>(x, w, out, depth, columns, (const Number*)nullptr);
-}
-
 template <class Number>
-INLINE void dot_product(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
-    if (columns <= 4)
-        dot_rows<4>(x, w, out, rows, depth, columns);
-    else
-        dot_rows<(DOTS > 4 ? DOTS : 4)>(x, w, out, rows, depth, columns);
+APART void dot_rows(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
+    const long ahead = (AHEAD / (DOT_ROWS * depth * (long)sizeof(Number)) + 1) * DOT_ROWS * depth;
+    long r = 0;
+    for (; r + DOT_ROWS <= rows; r += DOT_ROWS, x += DOT_ROWS * depth, out += DOT_ROWS * columns)
+        dots<DOT_ROWS>(x, w, out, depth, columns, x + ahead);
+    for (; r < rows; r++, x += depth, out += columns) dots<1>(x, w, out, depth, columns, (const Number*)nullptr);
 }
 
 INLINE bool by_dots(long depth, long columns) { return columns <= DOTS && depth >= 4 * LANES; }
 
-INLINE long dots_memory(long depth, long columns) {
-    return (columns <= 4 ? 4 : DOTS) * ((depth + LANES - 1) / LANES * LANES);
-}
+INLINE long dots_memory(long depth) { return DOTS * ((depth + LANES - 1) / LANES * LANES); }
 
 INLINE long packed_memory(long depth, long columns) {
     return by_quads(columns) ? quads_memory(depth) : packed_size(depth, columns);
@@ -222,7 +198,7 @@ INLINE long packed_memory(long depth, long columns) {
 
 // Numbers of memory that a product needs: w as it is read, and scratch.
 long columns_memory(bool bytes, long depth, long columns) {
-    if (by_dots(depth, columns)) return dots_memory(depth, columns);
+    if (by_dots(depth, columns)) return dots_memory(depth);
     return packed_memory(depth, columns) + (bytes ? 2 * TALL_BLOCK * depth + LINE : 0);
 }
 
@@ -230,7 +206,7 @@ long columns_memory(bool bytes, long depth, long columns) {
 void prepare_columns(const float* w, float* memory, long depth, long columns) {
     if (by_dots(depth, columns)) {
         const long padded = (depth + LANES - 1) / LANES * LANES;
-        memset(memory, 0, sizeof(float) * dots_memory(depth, columns));
+        memset(memory, 0, sizeof(float) * dots_memory(depth));
         for (long c = 0; c < columns; c++) memcpy(memory + c * padded, w + c * depth, sizeof(float) * depth);
     } else if (by_quads(columns)) {
         pack_quads(w, memory, depth, columns);
@@ -243,9 +219,9 @@ void prepare_columns(const float* w, float* memory, long depth, long columns) {
 void few_columns(const void* x, bool bytes, float* memory, float* out, long rows, long depth, long columns,
                  const float* later, long asked) {
     if (by_dots(depth, columns) && bytes)
-        dot_product((const uint8_t*)x, memory, out, rows, depth, columns);
+        dot_rows((const uint8_t*)x, memory, out, rows, depth, columns);
     else if (by_dots(depth, columns))
-        dot_product((const float*)x, memory, out, rows, depth, columns);
+        dot_rows((const float*)x, memory, out, rows, depth, columns);
     else if (by_quads(columns) && bytes)
         byte_rows<true>((const uint8_t*)x, memory, memory + quads_memory(depth), out, rows, depth, columns);
     else if (by_quads(columns))

@@ -88,7 +88,8 @@ static Tensor column_sums_op(Tensor x, Tensor upstream) {
             Tensor up = torch::stable::narrow(g, 0, r, std::min(each, rows - r));
             const Tensor more = multiply(torch::stable::transpose(up, 0, 1), part);
             float* to = floats_of(out);
-            for (long i = 0; i < size; i++) to[i] += floats(more)[i];
+            const float* with = floats(more);
+            for (long i = 0; i < size; i++) to[i] += with[i];
         }
         return out;
     }

@@ -21,8 +21,8 @@ void grouped(Operand a, const float* w, const float* bias, float* y, long y_row,
     }
     const long whole = columns / LANES * LANES;
     if (whole < columns) pack_panels(w + whole, columns, 1, memory, depth, columns - whole);
-    for (long r = 0; r < rows; r += PART_ROWS) {
-        const long some = rows - r < PART_ROWS ? rows - r : PART_ROWS;
+    for (long r = 0; r < rows; r += ROWS) {  // of y no more at once: its rows often compete for the same lines of the cache
+        const long some = rows - r < ROWS ? rows - r : ROWS;
         const Operand x{a.at + r * a.row, a.row, a.next};
         for (long c = 0; c < columns; c += PANEL) {
             const float* start = bias ? bias + c : nullptr;
