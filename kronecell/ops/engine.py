@@ -91,7 +91,8 @@ def forward(
     rows = _rows_at_once(program, x)
     if rows is None and (program.chunk is None or not keep):
         y, lefts, sums = _forward(program, x, operands, bias, keep, Kernels())
-        return y, [left.reshape(len(x) if left.numel() else 0, -1) for left in (*lefts[1:], *sums)] if keep else []
+        kept = zip((*lefts[1:], *sums), saved_shapes(program, x, keep), strict=True) if keep else ()
+        return y, [left.reshape(shape) for left, shape in kept]
     like = operands[0]
     saved = [like.new_empty(shape) for shape in saved_shapes(program, x, keep)]
     y, by = like.new_empty(len(x), program.outputs), Kernels(Room())
