@@ -58,6 +58,7 @@ def operator(
     qualified = f"kronecell::{name}"
     _library.impl(name, kernel or reference, "CompositeExplicitAutograd")
     _library.impl(name, reference, "FuncTorchDynamicLayerFrontMode")
+    _library.impl(name, reference, "Batched")  # torch.autograd.grad(is_grads_batched=True) has a vmap of its own
     _references.define(schema)
     _references.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, fake, lib=_library)
