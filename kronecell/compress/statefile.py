@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from kronecell.deploy.modules import _check_tensors, _digest, _read_config, _read_tensors, load, rebuild
-from kronecell.errors import CheckpointError
+from kronecell.deploy.modules import build, read_saved, load, rebuild
+from kronecell.deploy.tensorfile import kinds_of
+from kronecell.deploy.tensorfile import read_tensors as read_safetensors
+from kronecell.errors import CheckpointError, KronecellError
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 RECURRENT = re.compile(r"^(?:(.*)\.)?weight_hh_l0$")
@@ -46,7 +46,12 @@ def read_model(path: Path, allow_pickle: bool = False) -> nn.Module:
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir():
         return _read_folder(path)
-    return model_of(read_tensors(path, allow_pickle))
+    try:
+        return model_of(read_tensors(path, allow_pickle))
+    except KronecellError:
+        raise
+    except Exception as error:  # names that are no module's: "", "a..b", "train.weight", "a" beside "a.b"
+        raise CheckpointError(f"{path}: its tensors cannot be put into modules: {error}") from None
 
 
 def read_tensors(path: Path, allow_pickle: bool = False) -> dict[str, Tensor]:
@@ -58,10 +63,7 @@ def read_tensors(path: Path, allow_pickle: bool = False) -> dict[str, Tensor]:
                 f"--allow-pickle to read its weights only, in a separate process"
             )
         return _unpickle(path)
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}") from None
+    return read_safetensors(path)
 
 
 def model_of(tensors: dict[str, Tensor]) -> nn.Module:
@@ -129,7 +131,9 @@ def _recurrent(prefix: str, tensors: dict[str, Tensor]) -> nn.Module | None:
         return tensors.get(".".join(filter(None, (prefix, key))))
 
     hh, ih, hr = get("weight_hh_l0"), get("weight_ih_l0"), get("weight_hr_l0")
-    if hh is None or ih is None or hh.ndim != 2 or ih.ndim != 2:
+    if hh is None or ih is None or hh.ndim != 2 or ih.ndim != 2 or (hr is not None and hr.ndim != 2):
+        return None
+    if 0 in (*hh.shape, *ih.shape, *(() if hr is None else hr.shape)):
         return None
     hidden = hr.shape[1] if hr is not None else hh.shape[1]
     gates = hh.shape[0] / hidden
@@ -142,24 +146,27 @@ def _recurrent(prefix: str, tensors: dict[str, Tensor]) -> nn.Module | None:
     module = (nn.LSTM if gates == 4 else nn.GRU)(
         ih.shape[1], hidden, layers, bias=get("bias_ih_l0") is not None, batch_first=True,
         bidirectional=get("weight_hh_l0_reverse") is not None, dtype=hh.dtype, device="meta", **options,
-    ).to_empty(device="cpu")  # fmt: skip
+    )  # fmt: skip
     expected = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     got = {key: None if (tensor := get(key)) is None else tuple(tensor.shape) for key in expected}
     wrong = [f"{key}: expected {expected[key]}, got {got[key]}" for key in expected if expected[key] != got[key]]
     if wrong:
         raise CheckpointError(f"{prefix or 'the file'} looks like an LSTM or GRU but does not fit: {'; '.join(wrong)}")
-    return module
+    return module.to_empty(device="cpu")  # only now: sizes that the file does not have get no memory
 
 
 def _read_folder(folder: Path) -> nn.Module:
     """One of our own: rebuilt whole, or, if it was part of a larger model, under the names it had there."""
-    text, config = _read_config(folder)
-    tensors = _read_tensors(folder, _digest(text), None)
-    _check_tensors(config["tensors"], tensors, folder)
-    if "" in config["modules"]:
-        module: nn.Module = load(folder)
-        return module.eval()
-    ours = {name: rebuild(description) for name, description in config["modules"].items()}
+    config, tensors = read_saved(folder)
+    kinds = kinds_of(tensors)
+    ours = {}
+    for name, description in config["modules"].items():
+        prefix = f"{name}." if name else ""
+        own = {key.removeprefix(prefix): kind for key, kind in kinds.items() if key.startswith(prefix)}
+        ours[name] = build(description, own, f"{folder}: module {name!r}").to_empty(device="cpu")
+    if "" in ours:
+        ours[""].load_state_dict(tensors, strict=True)
+        return ours[""].eval()
     inside = tuple(f"{name}." for name in ours)
     loose = {name: tensor for name, tensor in tensors.items() if not name.startswith(inside)}
     rest = model_of(loose) if loose else nn.Module()
@@ -183,4 +190,4 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
         if done.returncode or not target.exists():
             reason = (done.stderr.strip().splitlines() or ["it could not be read"])[-1]
             raise CheckpointError(f"{path} could not be read as weights: {reason}")
-        return load_file(target)
+        return read_safetensors(target)

@@ -6,6 +6,7 @@ Nothing here imports torch: the processes that decode videos write through this 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +26,19 @@ class LockedError(KronecellError):
 
 
 def write_atomically(target: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside the target, sync it, and rename it over the target."""
+    """Let `write` fill a temporary file beside the target, sync it, and rename it over the target.
+
+    Its permissions are those of any new file, also where the writer's library makes files for the owner alone.
+    """
     target = Path(target)
     temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
     try:
         try:
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)  # what the process's mask leaves
             write(temporary)
+            if stat.S_IMODE(temporary.stat().st_mode) != mode:
+                os.chmod(temporary, mode)
             _sync(temporary)
             os.replace(temporary, target)
             _sync(target.parent)  # makes the rename itself last through a power cut

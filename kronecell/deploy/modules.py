@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
-from kronecell.errors import CheckpointError, KronecellError
+from kronecell.deploy.described import CONFIG as SCHEMA
+from kronecell.deploy.described import borne_out, tensors_of
+from kronecell.deploy.records import anything, checked, is_there, parse_json, read_bytes
+from kronecell.deploy.tensorfile import (
+    Kinds,
+    dtype_name,
+    is_finite,
+    kinds_of,
+    read_tensors,
+    what_differs,
+    write_tensors,
+)
+from kronecell.errors import CheckpointError, printable
 from kronecell.formats import Format, parse
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
@@ -42,7 +52,7 @@ def save(module: nn.Module, path: str | Path) -> Path:
     kronecell modules inside it, and read back by `load(path, into=module)`.
     """
     tensors = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
-    bad = [name for name, tensor in tensors.items() if not _finite(tensor)]
+    bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad)} has values that are not finite")
     config = {
@@ -50,7 +60,7 @@ def save(module: nn.Module, path: str | Path) -> Path:
         "init": INIT_VERSION,
         "modules": {name: describe(part) for name, part in _ours_inside(module)},
         "tensors": {
-            name: {"shape": [*tensor.shape], "dtype": _dtype_name(tensor.dtype)} for name, tensor in tensors.items()
+            name: {"shape": [*tensor.shape], "dtype": dtype_name(tensor.dtype)} for name, tensor in tensors.items()
         },
     }
     text = json.dumps(config, indent=1) + "\n"
@@ -58,10 +68,8 @@ def save(module: nn.Module, path: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot save into {folder}: {error.strerror or error}") from None
-    distinct = _without_sharing(tensors)
-    metadata = {"config_sha256": _digest(text), "format": "pt"}
-    write_atomically(folder / TENSORS, lambda temporary: save_file(distinct, temporary, metadata))
+        raise CheckpointError(f"cannot save into {printable(folder)}: {error.strerror or error}") from None
+    write_tensors(folder / TENSORS, _without_sharing(tensors), {"config_sha256": _digest(text.encode())})
     write_atomically(folder / CONFIG, lambda temporary: temporary.write_text(text))
     return folder
 
@@ -69,11 +77,9 @@ def save(module: nn.Module, path: str | Path) -> Path:
 def load(path: str | Path, into: nn.Module | None = None, device: torch.device | str | None = None) -> Any:
     """The module saved in the folder `path`, rebuilt, or `into` filled with what was saved from a module like it."""
     folder = Path(path)
-    text, config = _read_config(folder)
-    tensors = _read_tensors(folder, _digest(text), device)
-    _check_tensors(config["tensors"], tensors, folder)
+    config, tensors = read_saved(folder, device)
     if into is None:
-        module = _build(config, folder, device)
+        module = _build(config, folder).to_empty(device=device or "cpu")
     else:
         module = into
         described = {name: describe(part) for name, part in _ours_inside(module)}
@@ -82,12 +88,11 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
                 raise CheckpointError(
                     f"{folder}: module {name!r} differs: saved {config['modules'].get(name)}, got {described.get(name)}"
                 )
-    expected = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in module.state_dict().items()}
-    saved = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    if into is not None:  # the dtype of a module that is filled is its own
+        expected, saved = kinds_of(module.state_dict()), kinds_of(tensors)
+        # the dtype of a module that is filled is its own
         expected = {name: (shape, saved.get(name, (shape, dtype))[1]) for name, (shape, dtype) in expected.items()}
-    if expected != saved:
-        raise CheckpointError(f"{folder}: {_what_differs(expected, saved)}")
+        if expected != saved:
+            raise CheckpointError(f"{printable(folder)}: {what_differs(expected, saved)}")
     module.load_state_dict(tensors, strict=True)
     return module
 
@@ -139,91 +144,73 @@ def _ours_inside(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _build(config: Mapping[str, Any], folder: Path, device: torch.device | str | None) -> nn.Module:
+def read_saved(folder: Path, device: torch.device | str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The checked config of a folder written by `save`, and its tensors, which are those that the config names."""
+    config, digest = _read_config(folder)
+    expected = tensors_of(config)
+
+    def check(found: Kinds, metadata: dict[str, str]) -> None:
+        if metadata.get("config_sha256") != digest:
+            raise CheckpointError(
+                f"{printable(folder / TENSORS)} was saved with another {CONFIG} than the one beside it: the file was "
+                "edited, or a save was interrupted; save the module again"
+            )
+        if expected != found:
+            raise CheckpointError(f"{printable(folder / TENSORS)}: {what_differs(expected, found)}")
+
+    if not is_there(folder / TENSORS):
+        raise CheckpointError(_missing(folder, TENSORS))
+    return config, read_tensors(folder / TENSORS, check, device, "save the module again", finite=True)
+
+
+def build(description: Mapping[str, Any], tensors: Kinds, source: str) -> nn.Module:
+    """The module that a checked description names, without memory, if it has exactly these tensors."""
+    dtypes = sorted({dtype for _, dtype in tensors.values()})
+    if len(dtypes) != 1:
+        raise CheckpointError(f"{source}: expected tensors of one dtype, got {dtypes}")
+    try:
+        borne_out(description, tensors)
+        module = rebuild(description, dtype=getattr(torch, dtypes[0]), device="meta")
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    except Exception as error:  # a constructor may fail in any way on arguments that nobody wrote
+        raise CheckpointError(f"{source}: does not describe a module: {error}") from None
+    expected = kinds_of(module.state_dict())
+    if expected != tensors:
+        raise CheckpointError(f"{source}: {what_differs(expected, tensors)}")
+    return module
+
+
+def _build(config: Mapping[str, Any], folder: Path) -> nn.Module:
     description = config["modules"].get("")
     if description is None:
         raise CheckpointError(
-            f"{folder} holds a module that is not one of {', '.join(OURS)}; build it, then call load(path, into=module)"
+            f"{printable(folder)} holds a module that is not one of {', '.join(OURS)}; build it, then call "
+            "load(path, into=module)"
         )
-    dtypes = {entry["dtype"] for entry in config["tensors"].values()}
-    if len(dtypes) != 1:
-        raise CheckpointError(f"{folder}: expected tensors of one dtype, got {sorted(dtypes)}")
-    try:
-        module = rebuild(description, dtype=getattr(torch, dtypes.pop()), device="meta")
-    except (KronecellError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: {CONFIG} does not describe a module: {error}") from None
-    return module.to_empty(device=device or "cpu")
+    return build(description, tensors_of(config), printable(folder / CONFIG))
 
 
-def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
+def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """The checked config and the digest of its text."""
     file = folder / CONFIG
-    try:
-        text = file.read_text()
-        config = json.loads(text)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing; a saved module is a folder with {CONFIG} and {TENSORS}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{file} is damaged: not JSON ({error})") from None
+    if not is_there(file):
+        raise CheckpointError(_missing(folder, CONFIG))
+    content, name = read_bytes(file, CheckpointError), printable(file)
+    config = parse_json(content, anything, CheckpointError, name)
     version = config.get("kronecell_file") if isinstance(config, dict) else None
-    if not isinstance(version, int):
-        raise CheckpointError(f"{file} was not written by kronecell: it has no 'kronecell_file' version")
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise CheckpointError(f"{name} was not written by kronecell: it has no 'kronecell_file' version")
     if version > FILE_VERSION:
         raise CheckpointError(
-            f"{file} has file version {version}, this kronecell reads up to {FILE_VERSION}; install a newer kronecell"
+            f"{name} has file version {version}, this kronecell reads up to {FILE_VERSION}; install a newer kronecell"
         )
-    if not isinstance(config.get("modules"), dict) or not isinstance(config.get("tensors"), dict):
-        raise CheckpointError(f"{file} is damaged: 'modules' or 'tensors' is missing")
-    return text, config
+    return checked(config, SCHEMA, CheckpointError, name), _digest(content)
 
 
-def _read_tensors(folder: Path, digest: str, device: torch.device | str | None) -> dict[str, Tensor]:
-    file = folder / TENSORS
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing; a saved module is a folder with {CONFIG} and {TENSORS}")
-    try:
-        with safe_open(file, framework="pt", device=str(device or "cpu")) as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged or truncated: {error}") from None
-    if metadata.get("config_sha256") != digest:
-        raise CheckpointError(
-            f"{file} was saved with another {CONFIG} than the one beside it: the file was edited, or a save was "
-            "interrupted; save the module again"
-        )
-    return tensors
-
-
-def _check_tensors(described: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> None:
-    try:
-        expected = {name: (tuple(e["shape"]), getattr(torch, e["dtype"])) for name, e in described.items()}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{folder / CONFIG} is damaged: bad tensor description ({error})") from None
-    saved = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    if expected != saved:
-        raise CheckpointError(f"{folder / TENSORS}: {_what_differs(expected, saved)}")
-    bad = [name for name, tensor in tensors.items() if not _finite(tensor)]
-    if bad:
-        raise CheckpointError(f"{folder / TENSORS}: {', '.join(bad)} has values that are not finite")
-
-
-def _what_differs(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
-    missing, extra = sorted({*expected} - {*got}), sorted({*got} - {*expected})
-    wrong = [
-        f"{name}: expected {_show(expected[name])}, got {_show(got[name])}"
-        for name in expected
-        if name in got and expected[name] != got[name]
-    ]
-    parts = ([f"missing tensors {', '.join(missing)}"] if missing else []) + (
-        [f"tensors that do not belong: {', '.join(extra)}"] if extra else []
-    )
-    return "; ".join(parts + wrong)
-
-
-def _show(entry: tuple[tuple[int, ...], torch.dtype]) -> str:
-    return f"{entry[0]} {_dtype_name(entry[1])}"
+def _missing(folder: Path, name: str) -> str:
+    path = printable(str(folder / name).replace("\0", "\\0"))
+    return f"{path} is missing; a saved module is a folder with {CONFIG} and {TENSORS}"
 
 
 def _without_sharing(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -244,13 +231,5 @@ def _format_text(fmt: Format | None) -> str | None:
     return None if fmt is None else str(fmt)
 
 
-def _finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()  # Windows writes its own ends of lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,18 @@ def edit_config(folder: Path, change: Any) -> None:
     (folder / CONFIG).write_text(json.dumps(config))
 
 
+def sign(folder: Path) -> None:
+    """Make the tensors those of the config as it is now: what somebody does who means harm."""
+    digest = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
+    save_file(load_file(folder / TENSORS), folder / TENSORS, {"config_sha256": digest})
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / TENSORS).read_bytes())
+    content[-3] ^= 4
+    (folder / TENSORS).write_bytes(content)
+
+
 def truncate(folder: Path) -> None:
     file = folder / TENSORS
     file.write_bytes(file.read_bytes()[:-100])
@@ -128,6 +141,7 @@ DAMAGE = {
     ),
     "wrong dtype": (lambda f: rewrite(f, lambda t: t.update(bias_hh_l0=torch.zeros(24).half())), "got .* float16"),
     "truncated": (truncate, "damaged or truncated"),
+    "one bit": (flip_a_bit, "do not match their digest"),
     "header": (lambda f: (f / TENSORS).write_bytes(b"\xff" * 64), "damaged or truncated"),
     "no tensors": (lambda f: (f / TENSORS).unlink(), "model.safetensors is missing"),
     "no config": (lambda f: (f / CONFIG).unlink(), "config.json is missing"),
@@ -151,9 +165,7 @@ def test_damage_is_named(name: str, folder: Path) -> None:
 def test_a_config_that_contradicts_the_tensors_is_refused(folder: Path) -> None:
     """Even one with the right digest: the tensors must be those of the module the config builds."""
     edit_config(folder, lambda c: c["modules"][""]["arguments"].update(hidden_size=4, input_format=[None]))
-    from kronecell.deploy.modules import _digest
-
-    save_file(load_file(folder / TENSORS), folder / TENSORS, {"config_sha256": _digest((folder / CONFIG).read_text())})
+    sign(folder)
     with pytest.raises(kc.CheckpointError, match="missing tensors weight_ih_l0"):
         kc.load(folder)
 
@@ -173,7 +185,7 @@ def test_a_failed_write_leaves_the_old_files(folder: Path, monkeypatch: pytest.M
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kronecell.deploy.modules.save_file", full_disk)
+    monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(kc.KronecellError, match="No space left"):
         kc.save(kc.GRU(12, 8), folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
