@@ -1,21 +1,27 @@
-"""torch.nn's LSTM and GRU beside ours: the same layer made dense, ours fitted to it, and how large it would be."""
+"""torch.nn's layers and cells beside ours: the same made dense, ours fitted to it, and how large it would be."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kronecell.errors import ShapeError
 from kronecell.nn.linear import TensorLinear
 
+Kind = TypeVar("Kind", bound=nn.Module)
+
 ARGUMENTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+CELL_ARGUMENTS = ("input_size", "hidden_size", "bias")
 
 
 def arguments_of(module: Any) -> dict[str, Any]:
-    """The arguments of torch.nn's constructor for a layer of these sizes; a GRU knows no projection."""
+    """The arguments of torch.nn's constructor for a layer or cell of these sizes; a GRU knows no projection."""
+    if issubclass(getattr(module, "DENSE", type(module)), nn.RNNCellBase):
+        return {name: getattr(module, name) for name in CELL_ARGUMENTS}
     projection = {"proj_size": module.proj_size} if module.proj_size else {}
     return {name: getattr(module, name) for name in ARGUMENTS} | projection
 
@@ -30,11 +36,23 @@ def as_dense(module: Any) -> Any:
         if isinstance(weight, TensorLinear):
             weight = weight.dense_weight()[:, : target.shape[1]]  # padded inputs are zero: their columns go
         target.copy_(weight)
-    dense.flatten_parameters()
+    if isinstance(dense, nn.RNNBase):
+        dense.flatten_parameters()
     return dense.train(module.training)
 
 
-def fit_to(module: nn.Module, trained: nn.LSTM | nn.GRU, fit_options: Mapping[str, Any]) -> None:
+def fitted(kind: type[Kind], trained: nn.Module, fit_options: Mapping[str, Any], **options: Any) -> Kind:
+    """A new module of this kind, close to a trained one of torch.nn."""
+    wanted = kind.DENSE  # type: ignore[attr-defined]
+    if not isinstance(trained, wanted):
+        raise ShapeError(f"{kind.__name__}.from_dense takes a torch.nn.{wanted.__name__}, got {type(trained).__name__}")
+    like = next(trained.parameters())
+    module = kind(**arguments_of(trained), device=like.device, dtype=like.dtype, **options)
+    fit_to(module, trained, fit_options)
+    return module.train(trained.training)
+
+
+def fit_to(module: nn.Module, trained: nn.Module, fit_options: Mapping[str, Any]) -> None:
     """Dense parameters are copied, compressed ones fitted."""
     for name, source in trained.named_parameters():
         target = getattr(module, name)

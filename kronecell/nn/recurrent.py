@@ -98,8 +98,7 @@ def project(x: Tensor, weights: Direction, affine: Affine | None = None) -> Tens
         return gates if weights.bias is None else gates + weights.bias
     if isinstance(weights.weight, nn.Module):
         missing = int(weights.weight.in_features) - x.shape[-1]  # type: ignore[arg-type]
-        gates = weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
-        return gates
+        return weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
     dtype = weights.weight.dtype
     x = x.to(dtype) * BYTE if x.dtype == torch.uint8 else x
     return F.linear(x, weights.weight, weights.bias)
@@ -109,7 +108,8 @@ class Recurrent(Cell, nn.Module):
     """What LSTM and GRU have in common; the arguments are those of torch.nn's, then ours."""
 
     KEEP_GATE: ClassVar[int]  # the gate whose bias makes a fresh network remember
-    DENSE: ClassVar[type[nn.LSTM] | type[nn.GRU]]
+    DENSE: ClassVar[type[nn.Module]]
+    NUMBERED: ClassVar[bool] = True  # names of parameters end in the number of their layer, such as _l0
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Recurrent(Cell, nn.Module):
         recurrence: str,
     ) -> None:
         super().__init__()
-        self.frozen: dict[str, int] = {}  # number of hidden matrices by direction, if the products are held as buffers
+        self.frozen: dict[str, list[str]] = {}  # names of the buffers that hold what a direction runs with; freeze.py
         _check_sizes(input_size, hidden_size, num_layers, dropout, proj_size)
         if recurrence not in RECURRENCES:
             raise PlanError(f"recurrence must be one of {', '.join(RECURRENCES)}, got {recurrence!r}")
@@ -150,7 +150,9 @@ class Recurrent(Cell, nn.Module):
         self.output_size = proj_size or hidden_size
         self.state_sizes = (self.output_size, hidden_size)[: self.STATES]  # of h and c, or of h
         directions = ("", "_reverse")[: self.directions]
-        self.ends = tuple(tuple(f"_l{layer}{end}" for end in directions) for layer in range(num_layers))
+        self.ends = tuple(
+            tuple((f"_l{layer}" if self.NUMBERED else "") + end for end in directions) for layer in range(num_layers)
+        )
         widths = [input_size] + [self.directions * self.output_size] * (num_layers - 1)
         inputs = layer_formats(input_format, [(M, hidden_size) for M in widths], "input_format", pad_input)
         hidden = layer_formats(hidden_format, [(self.output_size, hidden_size)] * num_layers, "hidden_format", False)
@@ -237,8 +239,14 @@ class Recurrent(Cell, nn.Module):
 
     def _direction(self, end: str) -> Direction:
         if self.frozen:
-            bias, bias_n, project, *hidden = (getattr(self, name) for name in self._frozen_names(end, self.frozen[end]))
-            return Direction(getattr(self, "weight_ih" + end), bias, hidden, bias_n, project)
+            bias, bias_n, project, *hidden = [self._buffers[name] for name in self.frozen[end]]
+            return Direction(
+                self._modules.get("weight_ih" + end, self._parameters.get("weight_ih" + end)),
+                bias,
+                hidden,
+                bias_n,
+                project,
+            )  # type: ignore[arg-type]
         biases = (getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)) if self.bias else None
         bias, bias_n = (None, None) if biases is None else self._start_bias(*biases)
         hidden = hidden_matrices(getattr(self, "weight_hh" + end))
@@ -249,22 +257,18 @@ class Recurrent(Cell, nn.Module):
     def freeze_products(self, rows: Items[int]) -> None:
         """Keep what the recurrence reads of the weights as buffers; see freeze.py."""
         self.requires_grad_(False)
-        counts = {}
+        names = {}
         for end in (end for ends in self.ends for end in ends):
             weights = self._direction(end)
-            counts[end] = len(weights.hidden)
             held = (weights.bias, weights.bias_n, weights.project, *weights.hidden)
-            for name, tensor in zip(self._frozen_names(end, len(weights.hidden)), held, strict=True):
+            parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(len(weights.hidden))))
+            names[end] = [f"frozen_{part}{end}" for part in parts]
+            for name, tensor in zip(names[end], held, strict=True):
                 copy = None if tensor is None else tensor.detach().clone(memory_format=torch.contiguous_format)
                 self.register_buffer(name, copy, persistent=False)
             if isinstance(weights.weight, TensorLinear):
                 weights.weight.freeze_products(rows)
-        self.frozen = counts
-
-    @staticmethod
-    def _frozen_names(end: str, count: int) -> list[str]:
-        parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(count)))
-        return [f"frozen_{part}{end}" for part in parts]
+        self.frozen = names
 
     def train(self: Self, mode: bool = True) -> Self:
         """As torch's; a frozen layer refuses to train."""
@@ -300,18 +304,10 @@ class Recurrent(Cell, nn.Module):
 
         `fit_options` go there; every fitted matrix keeps its relative error as `.fit_error`.
         """
-        if not isinstance(trained, cls.DENSE):
-            raise ShapeError(
-                f"{cls.__name__}.from_dense takes a torch.nn.{cls.DENSE.__name__}, got {type(trained).__name__}"
-            )
-        like = next(trained.parameters())
-        module = cls(
-            **convert.arguments_of(trained), device=like.device, dtype=like.dtype, input_format=input_format,
-            hidden_format=hidden_format, shared=shared, hidden_shared=hidden_shared, order=order, pad_input=pad_input,
-            recurrence=recurrence,
+        return convert.fitted(
+            cls, trained, fit_options, input_format=input_format, hidden_format=hidden_format, shared=shared,
+            hidden_shared=hidden_shared, order=order, pad_input=pad_input, recurrence=recurrence,
         )  # fmt: skip
-        convert.fit_to(module, trained, fit_options)
-        return module.train(trained.training)
 
     def flatten_parameters(self) -> None:
         """As torch.nn's modules have it; there is nothing to do here."""
@@ -334,9 +330,10 @@ class Recurrent(Cell, nn.Module):
             fmt, hidden = self.input_formats[layer], self.hidden_formats[layer]
             how = ""
             if hidden is not None:
-                split = is_split(getattr(self, f"weight_hh_l{layer}"))
+                split = is_split(getattr(self, "weight_hh" + self.ends[layer][0]))
                 how = ", run as two narrow products a step" if split else ", made dense once per forward"
-            lines.append(f"layer {layer}: W {fmt or 'dense'}, U {hidden or 'dense'}{how}")
+            number = f"layer {layer}: " if self.NUMBERED else ""
+            lines.append(f"{number}W {fmt or 'dense'}, U {hidden or 'dense'}{how}")
         stored = sum(p.numel() for p in self.parameters())
         dense = convert.parameters_of(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
