@@ -57,3 +57,11 @@ INLINE void hidden_product_back(const Prepared& p, const float* upstream, float*
         dots(upstream + g * wide, columns, u.second + g * u.rank * wide, wide, narrow + g * u.rank, between, rows, u.rank, wide);
     multiply_columns(narrow, between, p.columns[0], to, u.width, rows, add);
 }
+
+// to (rows, gates * size) = x (rows, width) U^T, plus the bias if there is one.
+void linear_rows(const Prepared& p, const float* x, const float* bias, float* narrow, float* to, long rows) {
+    const long columns = p.u.columns();
+    hidden_product(p, x, narrow, to, rows);
+    for (long r = 0; bias && r < rows; r++)
+        for (long j = 0; j < columns; j++) to[r * columns + j] += bias[j];
+}

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kronecell.nn.hidden import split_matrices
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
+from kronecell.nn.splitting import split_matrices
 from kronecell.nn.torch_kernel import dense_hidden
 from kronecell.ops.contract import plain_execute
 
@@ -95,7 +95,7 @@ def _node_input(x: Tensor, W: Tensor | nn.Module) -> tuple[Tensor, Tensor] | Non
     if not isinstance(W, TensorLinear):
         assert isinstance(W, Tensor)
         return x, W
-    split = split_matrices(W)
+    split = split_matrices(W.format.network(W.gates, W.shared), W.factors())
     if split is None:
         return None
     missing = W.in_features - x.shape[-1]

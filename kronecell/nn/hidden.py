@@ -12,9 +12,9 @@ from functools import lru_cache
 from torch import Tensor
 
 from kronecell.nn.linear import TensorLinear
-from kronecell.ops.contract import contract_network
+from kronecell.nn.splitting import matrices_of
 from kronecell.ops.registration import constant_when_traced
-from kronecell.plans.network import GATE, Network
+from kronecell.plans.network import Network
 from kronecell.plans.split import Split, split_of
 
 WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
@@ -25,16 +25,7 @@ def hidden_matrices(weight: Tensor | TensorLinear) -> list[Tensor]:
     if not isinstance(weight, TensorLinear):
         return [weight]
     split = _worthwhile(weight)
-    return [weight.dense_weight()] if split is None else _split(split, weight)
-
-
-def split_matrices(weight: TensorLinear) -> tuple[Tensor, Tensor] | None:
-    """In and Out of a matrix in a format that splits with fewer columns than outputs; differentiable."""
-    split = split_of(weight.format.network(weight.gates, weight.shared))
-    if split is None or split.width >= weight.out_features:
-        return None
-    In, Out = _split(split, weight)
-    return In, Out
+    return [weight.dense_weight()] if split is None else [*matrices_of(split, weight.factors())]
 
 
 def is_split(weight: Tensor | TensorLinear) -> bool:
@@ -67,16 +58,3 @@ def _worthwhile_split(network: Network, width: int) -> Split | None:
     for size in network.shape(network.outputs):
         outputs *= size
     return split if split.width * width + split.rank * outputs <= WORTH_SPLITTING * width * outputs else None
-
-
-def _split(split: Split, weight: TensorLinear) -> list[Tensor]:
-    factors, rank, gates = weight.factors(), split.rank, weight.gates
-    inner = contract_network(split.inner, factors)
-    outer = contract_network(split.outer, factors)
-    if split.gated:
-        In = inner.reshape(gates, weight.in_features, rank).transpose(1, 2).reshape(gates * rank, -1)
-        gated = GATE in split.outer.network.outputs
-        Out = outer.reshape(gates if gated else 1, rank, -1)
-        return [In, Out if gated else Out.expand(gates, -1, -1).contiguous()]
-    Out = outer.reshape(gates, rank, -1).transpose(0, 1).reshape(rank, -1)
-    return [inner.reshape(weight.in_features, rank).t().contiguous(), Out]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from kronecell.errors import ShapeError
 State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU; each (batch, size)
 
 
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(NamedTuple):
     """`data` is (time, batch, M), (batch, time, M) when batch_first, or packed (rows, M) when batch_sizes is given."""
 
     data: Tensor
@@ -35,7 +33,7 @@ class Sequence:
             raise ShapeError(
                 f"input has dtype {self.data.dtype}, the parameters {dtype}; convert one with .to(...) (uint8 is fine)"
             )
-        return replace(self, data=self.data.to(dtype))
+        return self._replace(data=self.data.to(dtype))
 
     def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
         """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
@@ -58,7 +56,11 @@ class Sequence:
 
     def final_state(self, lasts: Iterable[State]) -> State:
         """h_n (and c_n) of all layers and directions in the user's order."""
-        parts = [torch.stack(last) for last in zip(*lasts, strict=True)]
+        states = [*lasts]
+        if len(states) == 1:
+            parts = [part.unsqueeze(0) for part in states[0]]
+        else:
+            parts = [torch.stack(last) for last in zip(*states, strict=True)]
         if self.unsorted_indices is not None:
             return tuple([part.index_select(1, self.unsorted_indices) for part in parts])
         return tuple([part.squeeze(1) for part in parts]) if self.unbatched else tuple(parts)

@@ -19,7 +19,7 @@ from kronecell.plans.split import sides
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
 DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
-# An intermediate of this size stays in cache, and is worth a call; up to four times as large it may be where a chunk has few
+# An intermediate of this size stays in cache, and is worth a call; it may be four times as large where a chunk has few
 # rows, or beside a large product of weights, which every chunk reads, and to whose gradient it adds.
 CHUNK_ELEMENTS, CHUNK_ROWS = 2**19, 4
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too

@@ -118,7 +118,7 @@ def product_gradient(op: Op, gradient: Tensor) -> Tensor:
     """Gradient of the matrix product from that of the result: what the two functions below take."""
     if op.diagonal is None:
         return gradient
-    shape, *pair = op.diagonal
+    pair = op.diagonal[1:]
     whole = torch.diag_embed(gradient.movedim(pair[0], -1), 0, *pair)  # zeros for pairs that differ
     return whole.reshape(op.b.groups[0], op.a.groups[0], op.b.groups[2])
 

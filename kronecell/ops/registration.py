@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.library import Library
 
 from kronecell.errors import KronecellError
@@ -124,9 +124,11 @@ def _without_autocast(overload: Any, device: str) -> Call:
 
 def _has_tangent(args: Sequence[Any]) -> bool:
     """Whether forward-mode differentiation follows one of the tensors."""
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return False  # no level is open: what unpack_dual asks for every tensor, which takes ten times as long
     for arg in args:
         for item in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(item, Tensor) and unpack_dual(item).tangent is not None:
+            if isinstance(item, Tensor) and forward_ad.unpack_dual(item).tangent is not None:
                 return True
     return False
 
