@@ -58,6 +58,7 @@ def test_every_layout_is_the_dense_product_in_chunks_too(name: str) -> None:
         assert_same(derivatives(lambda each=each: execute(each, x, factors), leaves), want, f"{name} {each.chunk}")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own rules for forward mode
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_has_batches_of_gradients_and_forward_mode(name: str) -> None:
     _, factors, x, product = made(name)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.ops.plan import Plan
+from kronecell.ops.contract import contract_network
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import greedy, leaves, optimal
+from kronecell.plans.plan import Plan
 from tests.cases import KINDS, formats
 
 
@@ -104,16 +105,4 @@ def test_disconnected_networks_can_be_contracted() -> None:
     network = Network.of([Factor("P", ("a",)), Factor("Q", ("b",))], (), ("a", "b"), sizes)
     for tree in (optimal(network), greedy(network)):
         P, Q = torch.arange(2.0), torch.arange(3.0)
-        torch.testing.assert_close(Plan(network, tree).contract({"P": P, "Q": Q}), torch.outer(P, Q))
-
-
-def test_a_plan_prints_its_steps_and_totals() -> None:
-    text = str(kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2).plan("separable", rows=96))
-    assert "A3[k2 m3 a2] A4[k2 m4 a2]" in text and "once" in text and "each row" in text
-    assert "234,240 multiply-adds a row" in text and "8,576 once per weight update" in text
-
-
-def test_peak_grows_with_rows_only_where_x_is_touched() -> None:
-    fmt = kc.KCP((8, 20, 20, 18), (4, 4, 4, 4), 4, 4, 2)
-    assert fmt.plan("separable", 1).peak == 4 * 20 * 18
-    assert fmt.plan("separable", 96).peak == 96 * 160 * 4
+        torch.testing.assert_close(contract_network(Plan(network, tree), {"P": P, "Q": Q}), torch.outer(P, Q))
