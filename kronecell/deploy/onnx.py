@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
-from kronecell.deploy.onnx_layers import OnnxLinear, OnnxRecurrent
+from kronecell.deploy.onnx_layers import OnnxCell, OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
+from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
@@ -161,7 +162,7 @@ def _check_module(module: nn.Module, streaming: bool) -> None:
     dtypes = {parameter.dtype for parameter in module.parameters()} - {torch.float32}
     if dtypes:
         raise CheckpointError(f"export_onnx takes float32 modules, got {sorted(map(str, dtypes))}; call .float() first")
-    if streaming and not isinstance(module, Recurrent):
+    if streaming and (not isinstance(module, Recurrent) or isinstance(module, RecurrentCell)):
         raise CheckpointError(f"streaming=True takes a kronecell LSTM or GRU, got {type(module).__name__}")
     if streaming and isinstance(module, Recurrent) and module.bidirectional:
         raise CheckpointError("streaming=True needs a layer that reads forwards only, got bidirectional=True")
@@ -182,6 +183,8 @@ def _with_our_layers(module: nn.Module, densify: bool) -> nn.Module:
 
 def _for_graph(module: nn.Module, streaming: bool) -> nn.Module:
     """Our layers in forms that a graph can hold."""
+    if isinstance(module, RecurrentCell):
+        return OnnxCell(module)
     if isinstance(module, Recurrent):
         return OnnxRecurrent(module, streaming)
     if isinstance(module, TensorLinear):
@@ -194,6 +197,8 @@ def _for_graph(module: nn.Module, streaming: bool) -> nn.Module:
 def _dynamic_axes(module: nn.Module, tensors: Sequence[Tensor], streaming: bool) -> list[dict[int, str]]:
     if streaming:
         return [{0: "batch"}, *[{1: "batch"}] * (len(tensors) - 1)]
+    if isinstance(module, RecurrentCell):
+        return [{0: "batch"} if tensor.ndim == 2 else {} for tensor in tensors]
     if isinstance(module, Recurrent):
         if tensors[0].ndim == 2:
             return [{0: "time"}, *[{}] * (len(tensors) - 1)]
@@ -210,9 +215,10 @@ def _names(module: nn.Module, count: int) -> dict[str, Any]:
     if not isinstance(module, Recurrent):
         return {}
     state = ["h", "c"][: len(module.state_sizes)]
+    output = [] if isinstance(module, RecurrentCell) else ["output"]  # a cell's is its h
     return {
         "input_names": ["input", *(f"{name}_0" for name in state)][:count],
-        "output_names": ["output", *(f"{name}_n" for name in state)],
+        "output_names": [*output, *(f"{name}_n" for name in state)],
     }
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
@@ -88,6 +89,21 @@ class OnnxRecurrent(nn.Module):
         gates = gates.flip(0) if reverse else gates
         output, last = _scan(gates, weights, state, self.module.GATES)
         return output.flip(0) if reverse else output, last
+
+
+class OnnxCell(nn.Module):
+    """An LSTMCell or GRUCell: its step written out."""
+
+    def __init__(self, module: RecurrentCell) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        [[weights]] = self.module.weights()
+        rows, state = self.module.opened(input, hx, weights.hidden[0].dtype)
+        W = OnnxLinear(weights.weight) if isinstance(weights.weight, TensorLinear) else weights.weight
+        gates = project(rows, weights._replace(weight=W))
+        return self.module.closed(input, step(gates, weights, state, self.module.GATES)[1])
 
 
 def _node_input(x: Tensor, W: Tensor | nn.Module) -> tuple[Tensor, Tensor] | None:

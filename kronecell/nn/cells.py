@@ -64,39 +64,38 @@ class RecurrentCell(Recurrent):
                 return self._step(input, hx, convert=True)
         return self._step(input, hx)
 
-    def _step(self, x: Tensor, hx: Any, convert: bool = False) -> Any:
+    def _step(self, input: Tensor, hx: Any, convert: bool = False) -> Any:
         weights = self._direction("")
         dtype = weights.hidden[0].dtype
+        x = input.to(dtype) if convert and input.dtype != torch.uint8 else input
         if x.dtype not in (dtype, torch.uint8):
-            if not convert:
-                raise ShapeError(
-                    f"input has dtype {x.dtype}, the parameters {dtype}; convert one with .to(...) (uint8 is fine)"
-                )
-            x = x.to(dtype)
-        state = self._state(hx, x, dtype)
-        rows = x if x.ndim == 2 else x.unsqueeze(0)
+            raise ShapeError(
+                f"input has dtype {x.dtype}, the parameters {dtype}; convert one with .to(...) (uint8 is fine)"
+            )
+        rows, state = self.opened(x, hx, dtype)
         gates = project(rows, weights).unsqueeze(0)  # one step of time
-        _, last = self.run(gates, weights, state, None, False, False)
-        if x.ndim == 1:
-            last = tuple([part.squeeze(0) for part in last])
-        return last if len(last) > 1 else last[0]
+        return self.closed(x, self.run(gates, weights, state, None, False, False)[1])
 
-    def _state(self, hx: Any, x: Tensor, dtype: torch.dtype) -> State:
-        """h (and c), (batch, H)."""
-        leading, count = x.shape[:-1], self.STATES
+    def opened(self, x: Tensor, hx: Any, dtype: torch.dtype) -> tuple[Tensor, State]:
+        """x as (batch, M), h (and c) as (batch, H)."""
+        rows = x if x.ndim == 2 else x.unsqueeze(0)
         if hx is None:
-            rows = leading[0] if leading else 1
-            return tuple([x.new_zeros(rows, self.hidden_size, dtype=dtype)] * count)
-        parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        if len(parts) != count:
-            raise ShapeError(f"hx must be {'(h, c)' if count == 2 else 'h'}, got {len(parts)} tensor(s)")
-        expected = (*leading, self.hidden_size)
-        for name, part in zip(("h", "c"), parts, strict=False):
+            return rows, tuple([x.new_zeros(len(rows), self.hidden_size, dtype=dtype) for _ in self.state_sizes])
+        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        if len(state) != self.STATES:
+            raise ShapeError(f"hx must be {'(h, c)' if self.STATES == 2 else 'h'}, got {len(state)} tensor(s)")
+        expected = (*x.shape[:-1], self.hidden_size)
+        for name, part in zip(("h", "c"), state, strict=False):
             if part.shape != expected:
                 raise ShapeError(f"{name} has the wrong shape: expected {expected}, got {tuple(part.shape)}")
             if part.dtype != dtype:
                 raise ShapeError(f"{name} has dtype {part.dtype}, the parameters {dtype}; convert it with .to(...)")
-        return parts if leading else tuple([part.unsqueeze(0) for part in parts])
+        return rows, state if x.ndim == 2 else tuple([part.unsqueeze(0) for part in state])
+
+    def closed(self, x: Tensor, state: State) -> Any:
+        """The next state in the form that x had."""
+        parts = state if x.ndim == 2 else tuple([part.squeeze(0) for part in state])
+        return parts if len(parts) > 1 else parts[0]
 
     @classmethod
     def from_dense(  # type: ignore[override]

@@ -27,9 +27,10 @@ def count_format(
 def count(thing: Format | nn.Module, *, gates: int = 1, shared: Shared = False, order: str | None = None) -> Cost:
     """Cost of a format, or of a whole model: every parameter counted, multiply-adds per row (per time step).
 
-    In a model, the matrices of Linear, LSTM and GRU layers are counted, ours and torch's, by the plans that they run
-    for 96 rows (in training where gradients are enabled). Biases count as parameters only, and the dense figures are
-    those of the same model with nothing compressed. A format alone is counted by its first order, or by `order`.
+    In a model, the matrices of Linear, LSTM and GRU layers and of cells are counted, ours and torch's, by the plans
+    that they run for 96 rows (in training where gradients are enabled). Biases count as parameters only, and the dense
+    figures are those of the same model with nothing compressed. A format alone is counted by its first order, or by
+    `order`.
 
     >>> count(nn.Linear(8, 4)).params
     36
@@ -47,7 +48,7 @@ def _own(module: nn.Module) -> Cost:
     if isinstance(module, TensorLinear):
         plan = module.plan(COUNT_ROWS)
         return _matrix(module, numbers, executed_macs(plan), plan.hoisted_macs)
-    multiplies = isinstance(module, nn.Linear | nn.RNNBase | Recurrent)
+    multiplies = isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase | Recurrent)
     macs = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim == 2) if multiplies else 0
     if not isinstance(module, Recurrent):
         return Cost(numbers, numbers, macs, macs)

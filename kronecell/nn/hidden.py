@@ -42,6 +42,16 @@ def macs_of(weight: TensorLinear) -> tuple[int, int]:
     return split.width * weight.in_features + split.rank * weight.out_features, once
 
 
+def explain_hidden(weight: TensorLinear) -> str:
+    """In which form U runs, what that costs, and the plans that compute this form from the factors."""
+    split, (macs, once) = _worthwhile(weight), macs_of(weight)
+    costs = f"{macs:,} multiply-adds a row and step, {once:,} once per forward"
+    if split is None:
+        return f"U {weight.format}, made dense: {costs}\n{weight.dense_plan()}"
+    between = f"{split.width} columns between{' of all gates' if split.gated else ''}"
+    return f"U {weight.format}, run as h In and In Out with {between}: {costs}\n{split.inner}\n\n{split.outer}"
+
+
 @constant_when_traced
 def _worthwhile(weight: TensorLinear) -> Split | None:
     if type(weight) is not TensorLinear:  # one that is a sum over processes has no split of its own

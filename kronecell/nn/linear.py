@@ -268,7 +268,8 @@ class TensorLinear(nn.Module):
 
     def explain(self, rows: int = TRACED_ROWS) -> str:
         """The candidates for this number of rows, which is chosen and why, and its steps."""
-        return explain(self.product(rows)) if self.order == "auto" else str(self.plan(rows))
+        chosen = self.order == "auto" and not self.frozen
+        return explain(self.product(rows)) if chosen else str(self.plan(rows))
 
     def extra_repr(self) -> str:
         stored = self.format.network(self.gates, self.shared).num_params

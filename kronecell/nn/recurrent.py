@@ -18,8 +18,8 @@ from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs, layer_formats
 from kronecell.nn import convert
-from kronecell.nn.hidden import hidden_matrices, is_split
-from kronecell.nn.linear import TensorLinear, settled
+from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split
+from kronecell.nn.linear import TRACED_ROWS, TensorLinear, settled
 from kronecell.nn.sequences import Sequence, State, open_sequence
 from kronecell.nn.torch_kernel import run_torch
 from kronecell.plans.order import Tree
@@ -313,6 +313,19 @@ class Recurrent(Cell, nn.Module):
         """As torch.nn's modules have it; there is nothing to do here."""
 
     # Text --------------------------------------------------------------------------------------------------------
+
+    def explain(self, rows: int = TRACED_ROWS) -> str:
+        """How every matrix runs: W for this many rows of x (batch * time), U at every step."""
+        parts = []
+        for end in (end for ends in self.ends for end in ends):
+            for name in ("weight_ih", "weight_hh"):
+                weight = getattr(self, name + end)
+                if not isinstance(weight, TensorLinear):
+                    text = f"dense: {weight.numel():,} multiply-adds a row"
+                else:
+                    text = weight.explain(rows) if name == "weight_ih" else explain_hidden(weight)
+                parts.append(f"{name}{end}\n{text}")
+        return "\n\n".join(parts)
 
     def extra_repr(self) -> str:
         words = [f"{self.input_size}, {self.hidden_size}"]
