@@ -28,6 +28,7 @@ from kronecell.data.progress import track
 from kronecell.data.video import DEFAULT_LIMITS, Limits
 from kronecell.data.workers import run_jobs
 from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries
+from kronecell.deploy.records import is_there
 from kronecell.errors import DataError, printable
 
 MANIFEST = "manifest.json"
@@ -92,7 +93,7 @@ def prepare(
 def open_store(path: str | os.PathLike[str], check: bool = True) -> Store:
     """The store at ``path``. With ``check`` each clip's checksum is verified when it is first read."""
     root = Path(path)
-    if not (root / MANIFEST).is_file():
+    if not is_there(root / MANIFEST):
         raise DataError(
             f"{printable(root)}: is not a finished store (no {MANIFEST}); make it: kronecell data prepare VIDEOS STORE"
         )
@@ -204,7 +205,9 @@ class Store:
         if i not in self._headers:
             path = self._path(i)
             header, offset = read_header(path)
-            if header.crc32 != self.manifest["clips"][i]["crc32"]:
+            record = self.manifest["clips"][i]
+            expected = record["crc32"], record["frames"], self.width, self.height
+            if (header.crc32, header.num_frames, header.width, header.height) != expected:
                 raise DataError(
                     f"{printable(path)}: is not the file its manifest names; run kronecell data prepare again"
                 )

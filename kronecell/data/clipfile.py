@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,24 @@ import numpy as np
 from kronecell.data.clips import stored_frames
 from kronecell.data.video import Limits, decode, regular_file
 from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.records import Wrong, check_regular, many, optional, parse_json, table, text, whole
 from kronecell.errors import DataError, printable
 
 MAGIC = b"KCCLIP1\n"
 PAGE = 4096
+SCHEMA = table(
+    {
+        "source_sha256": text(64),
+        **dict.fromkeys(("source_size", "source_width", "source_height"), whole(0)),
+        "num_frames": whole(1),
+        "damage": optional(text(100_000)),
+        **dict.fromkeys(("width", "height"), whole(1, 1 << 16)),
+        "indices": many(whole(0), least=1),
+        "crc32": whole(0, 2**32 - 1),
+    },
+    {"channels": whole(1, 4)},
+    rest=None,
+)
 
 
 @dataclass(frozen=True)
@@ -121,26 +136,33 @@ def _write(path: Path, header: Header, frames: np.ndarray) -> None:
 
 def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
     """The header of a clip file and the offset of its frames; the file's length is checked, its frames are not."""
+    name = printable(path)
+    size = check_regular(path, DataError)
     try:
         with open(path, "rb") as file:
             start = file.read(len(MAGIC) + 8)
             if start[: len(MAGIC)] != MAGIC:
-                raise DataError(f"{printable(path)}: is not a clip file; run kronecell data prepare again")
-            offset = int(start[len(MAGIC) :])
-            fields = json.loads(file.read(offset - len(start)))
-            fields["indices"] = tuple(fields["indices"])
-            header = Header(**fields)
-            size = os.fstat(file.fileno()).st_size
+                raise DataError(f"{name}: is not a clip file; run kronecell data prepare again")
+            digits = start[len(MAGIC) :]
+            offset = int(digits) if digits.isdigit() else 0
+            if offset < PAGE or offset % PAGE:
+                raise DataError(f"{name}: has a damaged header; run kronecell data prepare again")
+            content = file.read(min(offset, size) - len(start))
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
-    except DataError:
-        raise
-    except (ValueError, TypeError, KeyError):
-        raise DataError(f"{printable(path)}: has a damaged header; run kronecell data prepare again") from None
+        raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+    fields = parse_json(content, _header, DataError, name, "run kronecell data prepare again")
+    header = Header(**{**fields, "indices": tuple(fields["indices"])})
     if size != offset + header.data_bytes:
         expected = offset + header.data_bytes
         raise DataError(f"{printable(path)}: has {size} bytes, expected {expected}; run kronecell data prepare again")
     return header, offset
+
+
+def _header(value: dict[str, Any], place: str) -> None:
+    SCHEMA(value, place)
+    indices = value["indices"]
+    if any(a >= b for a, b in pairwise([*indices, value["num_frames"]])):
+        raise Wrong("the numbers of the stored frames do not ascend, or are beyond the video")
 
 
 def check_data(path: str | os.PathLike[str], header: Header, offset: int) -> None:

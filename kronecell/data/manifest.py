@@ -9,10 +9,45 @@ from pathlib import Path
 from typing import Any
 
 from kronecell.data.datasets import Dataset
+from kronecell.deploy import records
 from kronecell.deploy.atomic import write_atomically
 from kronecell.errors import DataError, printable
 
 FORMAT = "kronecell manifest 1"
+AGAIN = "make it again with kronecell data prepare or verify"
+MOST_BYTES, MOST_VALUES = 256 << 20, 10_000_000  # some 600,000 clips
+
+_SIZE = records.whole(1, 1 << 16)
+_COUNT = records.whole(0)
+_CLIP = records.table(
+    {
+        **dict.fromkeys(("path", "class", "group"), records.text()),
+        "frames": records.whole(1),
+        **dict.fromkeys(("width", "height", "size"), _COUNT),
+        "damage": records.optional(records.text(100_000)),
+        "sha256": records.text(64, "[0-9a-f]{64}"),
+    },
+    # Of a store; a name without a folder, because it is opened below the store.
+    {"file": records.text(60, "[0-9a-f]{40}[.]clip"), "crc32": records.whole(0, 2**32 - 1)},
+)
+_SETTINGS = records.table(
+    {"width": _SIZE, "height": _SIZE},
+    {"max_frames": records.whole(1), "version": _COUNT, "channels": records.whole(1, 4)},
+)
+_FOLDS = records.table(
+    {"k": records.whole(2), "seed": records.whole(-(2**53)), "method": records.text(40), "fold": records.many(_COUNT)}
+)
+SCHEMA = records.table(
+    {
+        "format": records.text(40),
+        **dict.fromkeys(("name", "root", "layout"), records.text()),
+        "classes": records.many(records.text()),
+        "settings": records.optional(_SETTINGS),
+        "folds": records.optional(_FOLDS),
+        "clips": records.many(_CLIP),
+        "bad": records.many(records.table({"path": records.text(), "reason": records.text(100_000)})),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -62,14 +97,25 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read a manifest, or say why it is not one."""
-    try:
-        manifest = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise DataError(
-            f"{printable(path)}: is not JSON; make it again with kronecell data prepare or verify"
-        ) from None
+    manifest = records.read_json(path, records.anything, DataError, AGAIN, MOST_BYTES, MOST_VALUES)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{printable(path)}: is not a '{FORMAT}'; make it again with kronecell data prepare or verify")
-    return manifest
+        raise DataError(f"{printable(path)}: is not a '{FORMAT}'; {AGAIN}")
+    checked: dict[str, Any] = records.checked(manifest, _manifest, DataError, printable(path), AGAIN)
+    return checked
+
+
+def _manifest(value: dict[str, Any], place: str) -> None:
+    """Types and ranges, then classes, clips and folds against each other."""
+    SCHEMA(value, place)
+    classes, clips, folds = value["classes"], value["clips"], value["folds"]
+    if len({*classes}) != len(classes):
+        raise records.Wrong("a class is named twice")
+    unknown = {clip["class"] for clip in clips} - {*classes}
+    if unknown:
+        raise records.Wrong(f"a clip is of the class {min(unknown)[:60]!r}, which is not among the classes")
+    if folds is None:
+        return
+    if len(folds["fold"]) != len(clips):
+        raise records.Wrong(f"folds of {len(folds['fold'])} clips, but there are {len(clips)}")
+    if folds["fold"] and max(folds["fold"]) >= folds["k"]:
+        raise records.Wrong(f"a clip is in fold {max(folds['fold'])} of {folds['k']}")

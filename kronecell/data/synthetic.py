@@ -21,6 +21,7 @@ from kronecell.data.progress import track
 from kronecell.data.video import import_av
 from kronecell.data.workers import available_cores
 from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.records import read_json, table, truth
 from kronecell.errors import DataError, printable
 
 MOTIONS = (
@@ -102,9 +103,9 @@ def _already_written(root: Path, record: dict[str, object]) -> bool:
     if not root.exists() or not any(root.iterdir()):
         return False
     try:
-        found = json.loads((root / RECORD).read_bytes())
+        found = read_json(root / RECORD, table({"complete": truth}), DataError)
         complete = found.pop("complete")
-    except (OSError, ValueError, AttributeError, KeyError):
+    except DataError:
         found, complete = None, False
     if found != record:
         raise DataError(f"{printable(root)}: holds something else (no {RECORD} of this set); give a new folder")

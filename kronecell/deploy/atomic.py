@@ -61,7 +61,9 @@ def exclusive(path: Path) -> Iterator[None]:
     Both modules are imported here because neither system has the other's.
     """
     try:
-        file = open(path, "w")  # noqa: SIM115 (held until the end of the block)
+        # Not to wait: somebody may have put a pipe there. The file is held until the end of the block.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+        file = open(descriptor, "w")  # noqa: SIM115
     except OSError as error:
         raise WriteError(f"cannot write {printable(path)}: {error.strerror or error}") from None
     with file:

@@ -1,14 +1,16 @@
 """Training checkpoints: tensors as safetensors, everything else as JSON, replaced so that one of them is always whole.
 
-    checkpoint.json                   written last; names the file with the tensors
+    checkpoint.json                   written last; names the file with the tensors and has their digest and its own
     checkpoint-STEP.safetensors       model, optimiser and random generators
 
 A kill between the two writes leaves the old pair; the next save deletes tensors that checkpoint.json does not
-name. Nothing is pickled, and nothing depends on how many processes were training.
+name. Nothing is pickled, and nothing depends on how many processes were training. What is read back is checked first:
+types and ranges, digests, and every shape against this run's model; checkpoints of release 0.1 have no digest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -17,15 +19,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
-from kronecell.errors import CheckpointError
+from kronecell.deploy.records import (
+    anything,
+    either,
+    is_there,
+    many,
+    named,
+    number,
+    optional,
+    read_json,
+    table,
+    text,
+    whole,
+)
+from kronecell.deploy.tensorfile import read_tensors, write_tensors
+from kronecell.errors import CheckpointError, printable
 
 RECORD = "checkpoint.json"
 FORMAT = "kronecell checkpoint 1"
+ANEW = "delete checkpoint.json to start this run again"
+HASH = text(64, "[0-9a-f]{64}")
+WORD = whole(0, 2**32 - 1)
+SCHEMA = table(
+    {
+        "format": text(100, FORMAT),
+        "tensors": text(100, r"checkpoint-\d+(-again)?\.safetensors"),
+        "random": table(
+            {
+                "numpy": many(number(), 3, 3),
+                "python": many(optional(either(number(), many(WORD, 625, 625))), 3, 3),
+            }
+        ),
+        "facts": named(anything),
+        "optimiser": many(table({"params": many(whole(), 100_000)}), 1000),
+    },
+    {"tensors_sha256": HASH, "record_sha256": HASH},
+)
 
 
 def save_checkpoint(
@@ -39,10 +71,12 @@ def save_checkpoint(
             tensors[f"optimiser.{index}.{name}"] = torch.as_tensor(value)
     random_tensors, random_facts = _random_state()
     tensors |= random_tensors
-    name = f"checkpoint-{number}.safetensors"
-    save_tensors(folder / name, tensors)
-    record = {"format": FORMAT, "tensors": name, "random": random_facts, "facts": dict(facts)}
+    names = (f"checkpoint-{number}.safetensors", f"checkpoint-{number}-again.safetensors")
+    name = names[_whole_now(folder) == names[0]]  # never over the tensors of the checkpoint that is whole now
+    digest = save_tensors(folder / name, tensors)
+    record = {"format": FORMAT, "tensors": name, "tensors_sha256": digest, "random": random_facts, "facts": dict(facts)}
     record["optimiser"] = state["param_groups"]
+    record["record_sha256"] = _digest(record)
     text = json.dumps(record, indent=1) + "\n"
     write_atomically(folder / RECORD, lambda path: path.write_text(text))
     for old in folder.glob("checkpoint-*.safetensors"):
@@ -61,43 +95,24 @@ def load_checkpoint(folder: Path, model: nn.Module, optimiser: torch.optim.Optim
     record = _record(folder)
     if record is None:
         return None
-    tensors = load_tensors(folder / record["tensors"])
+    tensors = read_tensors(folder / record["tensors"], advice=ANEW, digest=record.get("tensors_sha256"))
     load_weights(model, {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}, folder)
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, entry = name.split(".", 2)
-            state.setdefault(int(index), {})[entry] = tensor
     try:
-        optimiser.load_state_dict({"state": state, "param_groups": record["optimiser"]})
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: its optimiser does not fit this run: {error}") from None
-    _restore_random(tensors, record["random"])
+        _restore_optimiser(optimiser, tensors, record["optimiser"])
+        _restore_random(tensors, record["random"])
+    except Exception as error:  # torch, numpy and random have an error of their own for every wrong number
+        raise CheckpointError(f"{printable(folder)}: its checkpoint does not fit this run: {error}") from None
     return dict(record["facts"])
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in one piece as safetensors."""
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-
-    def write(target: Path) -> None:
-        try:
-            save_file(plain, target)
-        except SafetensorError as error:
-            raise CheckpointError(f"cannot write {path}: {' '.join(str(error).split())}") from None
-
-    write_atomically(path, write)
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors in one piece as safetensors; returns their digest, which the file has too."""
+    return write_tensors(path, tensors)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({' '.join(str(error).split())}); delete checkpoint.json to start this run again"
-        ) from None
+    """All tensors of a safetensors file, against its digest."""
+    return read_tensors(path)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
@@ -112,15 +127,50 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) 
 
 def _record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
-    try:
-        record = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not is_there(path):
         return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: is not a '{FORMAT}'; delete it to start this run again")
+    record: dict[str, Any] = read_json(path, SCHEMA, CheckpointError, ANEW, most=64 << 20)
+    digest = record.pop("record_sha256", None)
+    if digest is not None and digest != _digest(record):
+        raise CheckpointError(f"{printable(path)}: is damaged: it does not match its digest; {ANEW}")
     return record
+
+
+def _whole_now(folder: Path) -> str | None:
+    try:
+        record = _record(folder)
+    except CheckpointError:
+        return None
+    return None if record is None else record["tensors"]
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _restore_optimiser(
+    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], saved: list[dict[str, Any]]
+) -> None:
+    """Put in the saved state; the settings of the groups are this run's, and were the same when it was saved."""
+    groups = optimiser.state_dict()["param_groups"]
+    if len(saved) != len(groups):
+        raise CheckpointError(f"{len(saved)} groups of parameters instead of {len(groups)}")
+    for old, new in zip(saved, json.loads(json.dumps(groups)), strict=True):
+        # The learning rate is set in every step.
+        wrong = [name for name in {*old} & {*new} - {"lr"} if old[name] != new[name]]
+        if wrong:
+            raise CheckpointError(f"the optimiser's {', '.join(sorted(wrong))} differ")
+    shapes = [tuple(parameter.shape) for group in optimiser.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimiser."):
+            _, index, entry = name.split(".", 2)
+            if tuple(tensor.shape) != (() if entry == "step" else shapes[int(index)]):
+                raise CheckpointError(f"{name} has the shape {tuple(tensor.shape)}")
+            state.setdefault(int(index), {})[entry] = tensor
+    if len({tuple(sorted(entries)) for entries in state.values()}) > 1:
+        raise CheckpointError("a part of the optimiser's state is missing")
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,25 +12,22 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
-import sys
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kronecell.deploy import records
 from kronecell.errors import KronecellError
 from kronecell.formats import Format, parse
 from kronecell.training.classifier import CELLS, NORMALISATIONS, VideoClassifier
 from kronecell.training.loop import TrainSettings, check_settings
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 DEFAULTS = "defaults.toml"
 FOLDER = Path(__file__).resolve().parent / "experiments"
 DENSE = "dense"
+LARGEST = (2**53, 1e300)  # whole numbers, others
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ def make_experiment(settings: Mapping[str, Any], source: str = "experiment") -> 
 def find_experiment(name: str) -> Path:
     """The file of an experiment."""
     for path in (Path(name), FOLDER / f"{name}.toml"):
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path.is_file, False for a name that no file can have
             return path
     close = _similar(name, list_experiments())
     raise KronecellError(
@@ -188,12 +185,7 @@ def list_experiments(pattern: str = "*") -> list[str]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dictionary."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise KronecellError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise KronecellError(f"{path}: is not TOML: {error}") from None
+    return records.read_toml(path, KronecellError)
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -204,7 +196,7 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise KronecellError(f"--set needs key=value, got {assignment!r}")
         try:
-            overrides[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+            overrides[key.strip()] = records.parse_toml(f"value = {value}")["value"]
         except ValueError:
             overrides[key.strip()] = value
     return overrides
@@ -229,6 +221,8 @@ def _checked(key: str, value: Any, source: str) -> Any:
             return value
         raise KronecellError(f"{source}: shared must be true, false or a list of factor names, got {value!r}")
     kind = KINDS[key]
+    if isinstance(value, int | float) and not abs(value) <= LARGEST[kind is float]:  # NaN, too
+        raise KronecellError(f"{source}: {key} must be a finite number, and a whole one at most 2**53")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -242,7 +236,7 @@ _KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "t
 def _similar(name: str, known: Sequence[str] = ()) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, known or [*KINDS], n=1)
+    close = difflib.get_close_matches(name[:100], known or [*KINDS], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kronecell.data import Loader, Store
 from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries, write_atomically
-from kronecell.errors import CheckpointError, DataError, KronecellError
-from kronecell.training.checkpoint import load_checkpoint, read_facts, save_checkpoint, save_tensors
+from kronecell.deploy.records import is_there
+from kronecell.errors import CheckpointError, DataError, KronecellError, printable
+from kronecell.training.checkpoint import RECORD, load_checkpoint, save_checkpoint, save_tensors
 from kronecell.training.costs import costs, latency_ms
 from kronecell.training.display import Display, TensorBoard
 from kronecell.training.distributed import World
@@ -39,6 +43,7 @@ from kronecell.training.experiment import (
 )
 from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, average_over, fit, make_optimiser
 from kronecell.training.protocol import deviations
+from kronecell.training.records import read_result, read_status, saved_progress
 from kronecell.training.splits import loaders, settle_folds
 
 __all__ = [
@@ -82,6 +87,7 @@ def run(
     # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
     batches, classes = loaders(experiment, store, fold, seed, world), _classes(experiment, store)
     with _lock(folder, world):
+        read_status(folder)  # a damaged one is refused before it is written over
         _settle_config(folder, experiment, world)
         try:
             with _stop_on_signals() as should_stop:
@@ -112,10 +118,17 @@ def _train(
 ) -> dict[str, Any]:
     train, valid = batches
     torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (the global generators are part of every checkpoint)
+    random.seed(seed)
     model = experiment.build_model(classes).to(world.device)
     settings = experiment.train_settings(seed)
     optimiser = make_optimiser(model, settings)
-    progress = _resume(folder, model, optimiser, store, experiment)
+    progress = saved_progress(folder, store.manifest_hash, fold, seed)
+    if progress is not None:
+        load_checkpoint(folder, model, optimiser)
+    elif world.is_main and is_there(folder / "metrics.jsonl") and (folder / "metrics.jsonl").stat().st_size:
+        print(f"{printable(folder)}: has no {RECORD}; starts from the first epoch", file=sys.stderr, flush=True)
+    progress = progress or Progress()
     records = _Records(folder, world, model, progress, experiment.epochs)
     display = Display(f"{experiment.name} fold {fold} seed {seed}", experiment.epochs, experiment.max_seconds, show)
     if not (show and world.is_main):
@@ -164,18 +177,6 @@ def _classes(experiment: Experiment, store: Store) -> int:
             f"({experiment.dataset}); --set classes=0 takes what the data has"
         )
     return found
-
-
-def _resume(
-    folder: Path, model: torch.nn.Module, optimiser: torch.optim.Optimizer, store: Store, experiment: Experiment
-) -> Progress:
-    facts = read_facts(folder)
-    if facts is None:
-        return Progress()
-    if facts["manifest_hash"] != store.manifest_hash:
-        raise CheckpointError(f"{folder}: was trained on other data; use the same data or another --out")
-    load_checkpoint(folder, model, optimiser)
-    return Progress(**facts["progress"])
 
 
 class _All(Callbacks):
@@ -262,14 +263,10 @@ def _result(
 
 
 def _finished_result(folder: Path, experiment: Experiment, store: Store) -> dict[str, Any] | None:
-    path = folder / "result.json"
-    if not path.is_file():
+    if not is_there(folder / "result.json"):
         return None
     _check_config(folder, experiment)
-    try:
-        result = dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise KronecellError(f"{path}: cannot be read ({error}); delete it to finish this run again") from None
+    result = read_result(folder)
     if result.get("manifest_hash") != store.manifest_hash:
         raise CheckpointError(f"{folder}: was trained on other data; use the same data or another --out")
     return result
@@ -285,13 +282,15 @@ def _settle_config(folder: Path, experiment: Experiment, world: World) -> None:
 
 def _check_config(folder: Path, experiment: Experiment) -> None:
     path = folder / "config.toml"
-    if path.is_file():
+    if is_there(path):
         changed = differences(read_toml(path), experiment)
         if changed:
             raise KronecellError(
                 f"{folder}: was started with other settings ({'; '.join(changed[:4])}); "
                 f"use another --out or --set name=..., or delete the folder"
             )
+    elif is_there(folder / RECORD) or is_there(folder / "result.json"):
+        raise CheckpointError(f"{printable(path)} is missing: with which settings this run was started is not known")
 
 
 @contextmanager
@@ -341,7 +340,7 @@ def _status(
         return
     path = folder / "status.json"
     try:
-        before = json.loads(path.read_text()) if path.is_file() else {}
+        before = read_status(folder) if epoch is None or epochs is None else {}
         record = {
             "state": state,
             "epoch": before.get("epoch", 0) if epoch is None else epoch,

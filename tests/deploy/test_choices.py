@@ -40,10 +40,10 @@ def test_saved_choices_are_used_after_loading(tmp_path: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "choices.json"
-    with pytest.raises(kc.PlanError, match="cannot read"):
+    with pytest.raises(kc.PlanError, match="cannot be read"):
         kc.load_choices(path)
     path.write_text(text)
-    with pytest.raises(kc.PlanError, match="is not a file of choices"):
+    with pytest.raises(kc.PlanError, match="write a file of choices"):
         kc.load_choices(path)
 
 
