@@ -13,11 +13,12 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.compress import compress
     from kronecell.compress.suggest import suggest
     from kronecell.deploy.choices import load_choices, save_choices
-    from kronecell.deploy.modules import load, save
+    from kronecell.deploy.modules import save
     from kronecell.deploy.onnx import export_onnx
     from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
     from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
     from kronecell.formats.modes import factorize
+    from kronecell.nn.cells import GRUCell, LSTMCell
     from kronecell.nn.counting import count
     from kronecell.nn.freeze import freeze
     from kronecell.nn.linear import TensorLinear
@@ -26,6 +27,9 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.plans.counting import Cost
     from kronecell.plans.network import Factor, Network
     from kronecell.plans.plan import Plan
+    from kronecell.training.classifier import VideoClassifier
+    from kronecell.training.predict import Prediction, Preprocessing
+    from kronecell.training.saved import load
 
 __version__ = "0.1.0"
 
@@ -36,14 +40,18 @@ _CONTENTS = {
     "ops.tune": ("tune",),
     "formats": ("BT", "CP", "HT", "KCP", "KT", "TR", "TT", "Dense", "Format", "LowRank", "Tucker", "parse"),
     "formats.modes": ("factorize",),
+    "nn.cells": ("GRUCell", "LSTMCell"),
     "nn.counting": ("count",),
     "plans.counting": ("Cost",),
     "nn.linear": ("TensorLinear",),
     "nn.rnn": ("GRU", "LSTM"),
     "nn.freeze": ("freeze",),
     "deploy.choices": ("load_choices", "save_choices"),
-    "deploy.modules": ("load", "save"),
+    "deploy.modules": ("save",),
     "deploy.onnx": ("export_onnx",),
+    "training.classifier": ("VideoClassifier",),
+    "training.predict": ("Prediction", "Preprocessing"),
+    "training.saved": ("load",),
     "compress": ("compress",),
     "compress.suggest": ("suggest",),
 }
@@ -66,15 +74,20 @@ __all__ = [
     "Dense",
     "Factor",
     "Format",
+    "GRUCell",
     "KronecellError",
+    "LSTMCell",
     "LowRank",
     "Network",
     "Plan",
     "PlanError",
+    "Prediction",
+    "Preprocessing",
     "RankError",
     "ShapeError",
     "TensorLinear",
     "Tucker",
+    "VideoClassifier",
     "compress",
     "count",
     "export_onnx",

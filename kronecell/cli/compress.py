@@ -16,7 +16,9 @@ from kronecell.errors import DataError, KronecellError
 SILENT = 2.0  # seconds before the first line and between lines
 REPORT = "compression.json"
 
-Source = Annotated[Path, typer.Argument(help="safetensors file, kronecell model folder, or .pt with --allow-pickle")]
+Source = Annotated[
+    Path, typer.Argument(help="A run, a saved model's folder, a safetensors file, or a .pt with --allow-pickle.")
+]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read a .pt (weights only, in a separate process).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -40,6 +42,9 @@ def compress(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Compress the LSTM, GRU and Linear weights of a trained model and report what was lost.
+
+    A trained run becomes a smaller classifier: `kronecell predict` and `evaluate` take the folder. What is compressed
+    already is left alone unless a rule names it.
 
     Example: kronecell compress model.safetensors small --rule rnn=kcp:K=4,CA=4,CB=2
     """
@@ -71,22 +76,26 @@ def inspect(
 
     Example: kronecell inspect model.safetensors --ratio 20
     """
-    from kronecell.compress.matrices import matrices_of
+    from kronecell.compress.matrices import dense_modules, matrices_of
     from kronecell.compress.statefile import read_model
 
     if ratio <= 1:
         raise KronecellError(f"--ratio must be above 1, got {ratio}")
-    model = read_model(source, allow_pickle)
+    model, _ = dense_modules(read_model(source, allow_pickle), None)
     matrices = matrices_of(model)
-    records = [_record(matrix, ratio) for matrix in matrices]
+    records, stored = [_record(matrix, ratio) for matrix in matrices], _stored(model)
     total = sum(parameter.numel() for parameter in model.parameters())
     if as_json:
-        typer.echo(json.dumps({"params": total, "matrices": records}, indent=1))
+        typer.echo(json.dumps({"params": total, "matrices": records, "compressed": stored}, indent=1))
         return
-    if not records:
-        typer.echo(f"{source}: {total:,} parameters, no torch.nn LSTM, GRU or Linear inside")
+    if not records and not stored:
+        typer.echo(f"{source}: {total:,} parameters, no LSTM, GRU or Linear inside")
         return
     rows = []
+    for entry in stored:
+        size = "x".join(map(str, entry["shape"]))
+        ratio_now = f"{entry['dense_params'] / entry['params']:,.1f}"
+        rows.append((entry["name"], "compressed", size, f"{entry['params']:,}", ratio_now, entry["format"]))
     for entry in records:
         size = "x".join(map(str, entry["shape"]))
         rows.append((entry["name"], entry["kind"], size, f"{entry['params']:,}", "", ""))
@@ -94,7 +103,23 @@ def inspect(
     typer.echo(
         text_table(("matrix", "layer", "dirs x gates x M x N", "parameters", "ratio", "format"), rows, (0, 1, 5))
     )
-    typer.echo(f"{total:,} parameters in all, {sum(m.params for m in matrices):,} of them in these matrices")
+    known = sum(m.params for m in matrices) + sum(entry["params"] for entry in stored)
+    typer.echo(f"{total:,} parameters in all, {known:,} of them in these matrices")
+
+
+def _stored(model: Any) -> list[dict[str, Any]]:
+    """The matrices that are compressed already."""
+    from kronecell.nn.linear import TensorLinear
+
+    found = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, TensorLinear):
+            params = sum(p.numel() for key, p in layer.named_parameters() if key != "bias")
+            fmt = layer.format
+            shape = [1, layer.gates, fmt.M, fmt.N]
+            found.append({"name": name or "weight", "shape": shape, "params": params, "format": str(fmt),
+                          "dense_params": layer.gates * fmt.M * fmt.N})  # fmt: skip
+    return found
 
 
 def _record(matrix: Any, ratio: float) -> dict[str, Any]:

@@ -118,8 +118,13 @@ def plot_curves(groups: Sequence[Any], key: str, title: str, target: Path) -> bo
     return True
 
 
-def pyplot() -> Any:
-    """matplotlib.pyplot that needs no screen."""
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def pyplot(target: Path | None = None) -> Any:
+    """matplotlib.pyplot that needs no screen, for a file of this name."""
+    if target is not None and target.suffix not in PICTURES:
+        raise KronecellError(f"cannot plot to {target.name!r}: expected a file ending in {', '.join(PICTURES)}")
     try:
         import matplotlib
     except ImportError:

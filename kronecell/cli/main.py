@@ -9,13 +9,32 @@ from typing import Any
 import typer
 
 from kronecell import __version__
-from kronecell.cli import compress, count, data, demo, explore, paper, report, sweep, train
+from kronecell.cli import (
+    bench,
+    compress,
+    count,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    explore,
+    export,
+    paper,
+    predict,
+    report,
+    sweep,
+    train,
+)
 from kronecell.errors import KronecellError
 
 COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "demo": demo.demo,
     "train": train.train,
     "sweep": sweep.sweep,
+    "predict": predict.predict,
+    "evaluate": evaluate.evaluate,
+    "export": export.export,
+    "bench": bench.bench,
     "count": count.count,
     "formats": count.formats,
     "explore": explore.explore,
@@ -24,6 +43,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "data": data.app,
     "report": report.report,
     "paper": paper.app,
+    "doctor": doctor.doctor,
 }
 
 

@@ -13,7 +13,6 @@ from kronecell.cli.figures import figures, pyplot
 from kronecell.cli.parallel import parallel
 from kronecell.cli.tables import text_table
 from kronecell.deploy.atomic import write_atomically
-from kronecell.errors import KronecellError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, recomputed.")
 app.command()(figures)
@@ -129,10 +128,7 @@ def complexity(
 
 def plot_complexity(data: dict[str, Any], target: Path) -> None:
     """The two curves as a picture."""
-    kinds = (".png", ".svg", ".pdf")
-    if target.suffix not in kinds:
-        raise KronecellError(f"cannot plot to {target.name!r}: expected a file ending in {', '.join(kinds)}")
-    plt = pyplot()
+    plt = pyplot(target)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     styles: dict[str, dict[str, Any]] = {
         "KCP": {"linewidth": 2.6},

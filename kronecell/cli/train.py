@@ -54,7 +54,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     with torchrun_world(device) as world:
-        store = find_store(data, out, chosen.width, chosen.height, world)
+        store = find_store(data, out, chosen.width, chosen.height, world, channels=chosen.channels)
         try:
             result = run(chosen, store, out, fold, seed, world=world)
         except Interrupted:
@@ -68,7 +68,9 @@ def train(
             typer.echo(json.dumps(result) if as_json else summary(result, run_folder(out, chosen, fold, seed)))
 
 
-def find_store(data: Path, out: Path, width: int, height: int, world: Any = None, show: bool = True) -> Any:
+def find_store(
+    data: Path, out: Path, width: int, height: int, world: Any = None, show: bool = True, channels: int = 3
+) -> Any:
     """The store at `data`, or one made of the videos there, kept below `out` for the next run."""
     from kronecell.data import find_dataset, open_store, prepare
     from kronecell.training.distributed import World
@@ -79,9 +81,9 @@ def find_store(data: Path, out: Path, width: int, height: int, world: Any = None
     if not data.exists():
         raise KronecellError(f"no data at {data}: give a store (kronecell data prepare) or a folder of videos")
     dataset = find_dataset(data)
-    target = out / "stores" / f"{dataset.name}-{width}x{height}"
+    target = out / "stores" / f"{dataset.name}-{width}x{height}{'-grey' if channels == 1 else ''}"
     if world.is_main:
-        prepare(dataset, target, width, height, progress=show)
+        prepare(dataset, target, width, height, progress=show, channels=channels)
     world.wait()
     return open_store(target)
 

@@ -83,20 +83,29 @@ def matrices_of(model: nn.Module) -> list[Matrix]:
     return found
 
 
-def dense_modules(model: nn.Module, patterns: list[str]) -> nn.Module:
-    """The model with our own matched layers in their dense form, so that they can be compressed again."""
+def dense_modules(model: nn.Module, patterns: list[str] | None) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """The model with our own matched layers in their dense form, so that they can be compressed, and those layers.
+
+    Without patterns only layers that hold no compressed matrix are taken: what is compressed stays as it is.
+    """
+    taken: dict[str, nn.Module] = {}
     for name, module in [*model.named_modules()]:
         ours = isinstance(module, Recurrent) or (isinstance(module, TensorLinear) and module.gates == 1)
         parent = model.get_submodule(name.rpartition(".")[0]) if name else None
         if not ours or isinstance(parent, Recurrent):
             continue
-        if any(fnmatchcase(name, pattern) or pattern.startswith(f"{name}.") for pattern in patterns) or not name:
+        if patterns is None:
+            matched = not any(isinstance(part, TensorLinear) for part in module.modules())
+        else:
+            matched = any(fnmatchcase(name, p) or p.startswith(f"{name}.") for p in patterns) or not name
+        if matched:
             assert isinstance(module, (Recurrent, TensorLinear))
+            taken[name] = module
             dense = module.to_dense()
             if parent is None:
-                return dense
+                return dense, taken
             setattr(parent, name.rpartition(".")[2], dense)
-    return model
+    return model, taken
 
 
 def check_untied(model: nn.Module, matrices: list[Matrix]) -> None:

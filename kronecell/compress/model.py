@@ -61,8 +61,14 @@ def compress(
     """
     _check_targets(rules, budget, error)
     model = copy.deepcopy(model)
-    model = dense_modules(model, _patterns(rules))  # our own layers inside are compressed from their dense form
+    # Our own layers inside are compressed from their dense form; those that are compressed already only by name.
+    model, originals = dense_modules(model, None if rules is None else [*rules])
     matrices = matrices_of(model)
+    if not matrices:
+        raise KronecellError(
+            "nothing to compress: every LSTM, GRU and Linear inside is compressed already; a rule that names a layer "
+            "fits it again from its dense form"
+        )
     matched = _match(model, matrices, rules)
     check_untied(model, [matrix for matrix, _ in matched])
     inputs = {} if calibration is None else record(model, [matrix for matrix, _ in matched], calibration)
@@ -74,6 +80,9 @@ def compress(
     before = sum(parameter.numel() for parameter in model.parameters())
     dense = {matrix.name: matrix.weights() for matrix, _ in matched}
     small = _replace(model, chosen, inputs, options)
+    for name, module in originals.items():
+        if name and name not in {choice.matrix.module for choice in chosen}:
+            setattr(small.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], module)  # stays as it was
     return small, measure(small, [matrix for matrix, _ in matched], dense, inputs, before, rows)
 
 
@@ -200,10 +209,6 @@ def _recurrent(
             else:
                 target.copy_(source)
     return new.train(trained.training)
-
-
-def _patterns(rules: Mapping[str, Rule] | None) -> list[str]:
-    return ["*"] if rules is None else [*rules]
 
 
 def _check_targets(rules: Mapping[str, Rule] | None, budget: int | float | None, error: float | None) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronecell.deploy.modules import build, read_saved, load, rebuild
+from kronecell.deploy.modules import build, read_saved
 from kronecell.deploy.tensorfile import kinds_of
 from kronecell.deploy.tensorfile import read_tensors as read_safetensors
 from kronecell.errors import CheckpointError, KronecellError
+from kronecell.training.saved import find_run, load
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 RECURRENT = re.compile(r"^(?:(.*)\.)?weight_hh_l0$")
@@ -45,7 +46,8 @@ def read_model(path: Path, allow_pickle: bool = False) -> nn.Module:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir():
-        return _read_folder(path)
+        run = find_run(path)
+        return _read_folder(path) if run is None else load(run).eval()
     try:
         return model_of(read_tensors(path, allow_pickle))
     except KronecellError:

@@ -48,18 +48,22 @@ def prepare(
     fold_seed: int = 0,
     fold_method: str = "group",
     prune: bool = False,
+    channels: int = 3,
 ) -> Store:
     """Decode a data set into a store at ``out``, or bring an existing store up to date; only what changed is decoded.
 
-    A clip of more than ``max_frames`` frames keeps those of the 10 validation clips and an even spread of the rest.
-    Bad files are listed in ``Store.bad`` and left out. ``prune`` deletes clip files that the new manifest does not
-    name; not by default, because another trainer may still be reading them.
+    ``channels=1`` stores grey frames, a third of the size. A clip of more than ``max_frames`` frames keeps those of the
+    10 validation clips and an even spread of the rest. Bad files are listed in ``Store.bad`` and left out. ``prune``
+    deletes clip files that the new manifest does not name; not by default, because another trainer may still be reading
+    them.
     """
     for name, value in (("width", width), ("height", height), ("max_frames", max_frames)):
         if value < 1:
             raise DataError(f"{name} must be at least 1, got {value}")
+    if channels not in (1, 3):
+        raise DataError(f"channels must be 1 (grey) or 3 (colour), got {channels}")
     root = Path(out)
-    settings = Settings(width, height, max_frames)
+    settings = Settings(width, height, max_frames, channels=channels)
     folder = root / "clips"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ def prepare(
         answers: dict[int, dict[str, Any]] = {}
         for position, answer in track(run_jobs(jobs, workers, limits), len(jobs), "decoding", progress):
             answers[position] = answer
-        manifest = build_manifest(dataset, answers, asdict(settings))
+        manifest = build_manifest(dataset, answers, settings.as_dict())
         good = [clip for position, clip in enumerate(dataset.clips) if "ok" in answers[position]]
         if not good:
             reason = answers[0]["error"]
@@ -115,6 +119,7 @@ class Store:
             self.bad: tuple[BadFile, ...] = tuple(BadFile(b["path"], b["reason"]) for b in manifest["bad"])
             self.files: tuple[str, ...] = tuple(c["file"] for c in manifest["clips"])
             self.width, self.height = int(manifest["settings"]["width"]), int(manifest["settings"]["height"])
+            self.channels = int(manifest["settings"].get("channels", 3))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{printable(root / MANIFEST)}: does not describe a store ({error}); run kronecell data prepare again"
@@ -144,14 +149,14 @@ class Store:
         return self._header(i)[2]
 
     def frames(self, i: int) -> np.memmap:
-        """The stored frames of clip i, uint8 (T, height, width, 3), mapped from the disk and read-only."""
+        """The stored frames of clip i, uint8 (T, height, width, channels), mapped from the disk and read-only."""
         if i in self._maps:
             self._maps.move_to_end(i)
             return self._maps[i]
         header, offset, _ = self._header(i)
         path = self._path(i)
         try:
-            shape = (len(header.indices), header.height, header.width, 3)
+            shape = (len(header.indices), header.height, header.width, header.channels)
             frames = np.memmap(path, np.uint8, "r", offset, shape)
         except (OSError, ValueError) as error:
             raise DataError(f"{printable(path)}: cannot be mapped: {error}; run kronecell data prepare again") from None
@@ -161,7 +166,7 @@ class Store:
         return frames
 
     def read(self, i: int, positions: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
-        """Copy stored frames ``positions`` of clip i into ``out``, uint8 (len(positions), height * width * 3).
+        """Copy stored frames ``positions`` of clip i into ``out``, uint8 (len(positions), height * width * channels).
 
         Reads instead of mapping: the page cache is the same, an open file costs less than a new mapping, and a file
         that was cut short is a DataError here where touching a mapping would kill the process.

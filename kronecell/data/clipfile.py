@@ -13,11 +13,14 @@ import zlib
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kronecell.data.clips import stored_frames
-from kronecell.data.video import Limits, decode, regular_file
+from kronecell.data.frames import regular_file
+from kronecell.data.stills import source_hash
+from kronecell.data.video import Limits, decode
 from kronecell.deploy.atomic import write_atomically
 from kronecell.deploy.records import Wrong, check_regular, many, optional, parse_json, table, text, whole
 from kronecell.errors import DataError, printable
@@ -47,6 +50,16 @@ class Settings:
     height: int = 120
     max_frames: int = 120
     version: int = 1
+    channels: int = 3
+
+    def as_dict(self) -> dict[str, int]:
+        """For a manifest and for names of files; colour is left out, as before there was grey."""
+        return without_colour(asdict(self))
+
+
+def without_colour(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without `channels` where that is 3: releases before grey wrote none and would not know it."""
+    return {key: value for key, value in fields.items() if key != "channels" or value != 3}
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,11 @@ class Header:
     height: int
     indices: tuple[int, ...]
     crc32: int
+    channels: int = 3
 
     @property
     def frame_bytes(self) -> int:
-        return self.width * self.height * 3
+        return self.width * self.height * self.channels
 
     @property
     def data_bytes(self) -> int:
@@ -75,24 +89,16 @@ class Header:
 
 def clip_file_name(source_sha256: str, settings: Settings) -> str:
     """The name of the file that holds this source decoded with these settings."""
-    text = json.dumps([source_sha256, asdict(settings)], sort_keys=True)
+    text = json.dumps([source_sha256, settings.as_dict()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:40] + ".clip"
-
-
-def hash_file(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) -> tuple[str, Header]:
     """Decode a video into ``folder``, or find that this was done before. Returns the file's name and its header."""
     try:
-        size = regular_file(source).st_size
-        sha256 = hash_file(source)
+        if not os.path.isdir(source):
+            regular_file(source)
+        size, sha256 = source_hash(source)
     except DataError as error:
         raise DataError(f"{printable(source)}: {error}") from None
     except OSError as error:
@@ -106,9 +112,14 @@ def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) ->
         except DataError:
             pass  # damaged on the disk: decode again, which replaces it
     video = decode(
-        source, settings.width, settings.height, lambda count: stored_frames(count, settings.max_frames), limits
+        source,
+        settings.width,
+        settings.height,
+        lambda count: stored_frames(count, settings.max_frames),
+        limits,
+        channels=settings.channels,
     )
-    if hash_file(source) != sha256:
+    if source_hash(source)[1] != sha256:
         raise DataError(f"{printable(source)}: changed while it was being read; run again when it is complete")
     header = Header(
         sha256,
@@ -121,13 +132,14 @@ def store_clip(source: str, folder: Path, settings: Settings, limits: Limits) ->
         settings.height,
         tuple(map(int, video.indices)),
         zlib.crc32(video.frames.data),
+        settings.channels,
     )
     write_atomically(path, lambda temporary: _write(temporary, header, video.frames))
     return path.name, header
 
 
 def _write(path: Path, header: Header, frames: np.ndarray) -> None:
-    text = json.dumps(asdict(header)).encode()
+    text = json.dumps(without_colour(asdict(header))).encode()
     length = -(-(len(MAGIC) + 8 + len(text)) // PAGE) * PAGE
     with open(path, "wb") as file:
         file.write((MAGIC + b"%08d" % length + text).ljust(length))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kronecell.data.stills import natural, picture_names
 from kronecell.errors import DataError, printable
 
 VIDEO_SUFFIXES = frozenset(
@@ -49,6 +50,19 @@ class Dataset:
     layout: str
     classes: tuple[str, ...]
     clips: tuple[Clip, ...]
+
+
+def clips_in(path: str | os.PathLike[str]) -> list[Path]:
+    """The clips that a path names: a file or a folder of pictures is one, any other folder holds them."""
+    root = Path(path)
+    if not root.exists():
+        raise DataError(f"{printable(root)}: does not exist")
+    if not root.is_dir() or picture_names(root):
+        return [root]
+    found = [root / name for name in sorted(_walk(root), key=natural)]
+    if not found:
+        raise DataError(f"{printable(root)}: holds no video, no folder of pictures and no .npy file")
+    return found
 
 
 def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:

@@ -138,7 +138,7 @@ class Loader:
     def _batch(self, order: np.ndarray, step: int) -> Batch:
         share = self.batch_size // self.world_size
         first = step * self.batch_size + self.rank * share
-        size = self.store.width * self.store.height * 3
+        size = self.store.width * self.store.height * self.store.channels
         shape = (share, self.frames, size) if self.train else (share, self.segments, self.frames, size)
         x = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin)
         pixels = x.numpy()
@@ -187,7 +187,7 @@ class Loader:
         chance = self._chance[position]
         self.store.read(i, self._positions(stored, total, frames_at(total, chance[1:], self.segments)), out)
         if self.flip and chance[0] < 0.5:
-            picture = out.reshape(self.frames, self.store.height, self.store.width, 3)
+            picture = out.reshape(self.frames, self.store.height, self.store.width, self.store.channels)
             picture[:] = picture[:, :, ::-1].copy()
 
     def _positions(self, stored: np.ndarray, total: int, numbers: np.ndarray) -> np.ndarray:

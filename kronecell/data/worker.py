@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kronecell.data.clipfile import Settings, hash_file, store_clip
+from kronecell.data.clipfile import Settings, store_clip
+from kronecell.data.stills import source_hash
 from kronecell.data.video import Limits, decode
 from kronecell.deploy.atomic import WriteError
 from kronecell.errors import DataError, KronecellError, printable
@@ -26,7 +27,7 @@ def inspect(path: str, limits: Limits) -> dict[str, Any]:
     """Decode everything and convert one frame; the facts of a file in a manifest."""
     video = decode(path, choose=lambda count: [0], limits=limits)
     try:
-        size, sha256 = os.path.getsize(path), hash_file(path)
+        size, sha256 = source_hash(path)
     except OSError as error:
         raise DataError(f"{printable(path)}: cannot be read: {error.strerror or error}") from None
     return {

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from kronecell.deploy.tensorfile import (
 )
 from kronecell.errors import CheckpointError, printable
 from kronecell.formats import Format, parse
+from kronecell.nn.cells import GRUCell, LSTMCell, RecurrentCell
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
@@ -37,12 +38,28 @@ from kronecell.nn.rnn import GRU, LSTM
 FILE_VERSION = 1  # raised when a reader of the old version could not read the new one
 INIT_VERSION = 1  # raised when the same seed no longer gives the same first weights
 TENSORS, CONFIG = "model.safetensors", "config.json"
-OURS: dict[str, type[nn.Module]] = {"TensorLinear": TensorLinear, "LSTM": LSTM, "GRU": GRU}
+LAYERS: dict[str, type[nn.Module]] = {
+    "TensorLinear": TensorLinear,
+    "LSTM": LSTM,
+    "GRU": GRU,
+    "LSTMCell": LSTMCell,
+    "GRUCell": GRUCell,
+}
+OURS = dict(LAYERS)  # and the models that `register` adds: packages above this one define them
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 LAYER_ARGUMENTS = (
     "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size",
     "shared", "hidden_shared", "order", "forget_bias", "pad_input", "recurrence",
 )  # fmt: skip
+CELL_ARGUMENTS = ("input_size", "hidden_size", "bias", "shared", "hidden_shared", "order", "forget_bias", "pad_input")
+
+
+def register(kind: type[Kind]) -> type[Kind]:
+    """A class decorator: files name this class. It has `saved_arguments()` and `from_saved(arguments, **factory)`."""
+    OURS[kind.__name__] = kind
+    return kind
 
 
 def save(module: nn.Module, path: str | Path) -> Path:
@@ -82,7 +99,9 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
         module = _build(config, folder).to_empty(device=device or "cpu")
     else:
         module = into
-        described = {name: describe(part) for name, part in _ours_inside(module)}
+        # A file of release 0.1 describes only the layers inside a model that now describes itself.
+        known = OURS if "" in config["modules"] else LAYERS
+        described = {name: describe(part) for name, part in _ours_inside(module, known)}
         for name in sorted({*described, *config["modules"]}):
             if described.get(name) != config["modules"].get(name):
                 raise CheckpointError(
@@ -109,11 +128,14 @@ def describe(module: nn.Module) -> dict[str, Any]:
             "shared": module.shared,
         }
     elif isinstance(module, Recurrent):
-        arguments = {name: getattr(module, name) for name in LAYER_ARGUMENTS}
-        if not isinstance(module, LSTM):
+        names = CELL_ARGUMENTS if isinstance(module, RecurrentCell) else LAYER_ARGUMENTS
+        arguments = {name: getattr(module, name) for name in names}
+        if isinstance(module, GRU):
             del arguments["proj_size"]
         arguments["input_format"] = [_format_text(fmt) for fmt in module.input_formats]
         arguments["hidden_format"] = [_format_text(fmt) for fmt in module.hidden_formats]
+    elif type(module) in OURS.values():
+        arguments = module.saved_arguments()  # type: ignore[operator]
     else:
         raise CheckpointError(f"only {', '.join(OURS)} describe themselves, got {type(module).__name__}")
     return description | json.loads(json.dumps({"arguments": arguments}))
@@ -125,6 +147,9 @@ def rebuild(description: Mapping[str, Any], **factory: Any) -> nn.Module:
     if kind is None:
         raise CheckpointError(f"unknown class {description.get('class')!r}; expected one of {', '.join(OURS)}")
     arguments = dict(description["arguments"])
+    if description["class"] not in LAYERS:
+        model: nn.Module = kind.from_saved(arguments, **factory)  # type: ignore[attr-defined]
+        return model
     for name in ("order", "shared", "hidden_shared"):
         if name in arguments:
             arguments[name] = _tuples(arguments[name])
@@ -134,12 +159,12 @@ def rebuild(description: Mapping[str, Any], **factory: Any) -> nn.Module:
     return kind(**arguments, **factory)
 
 
-def _ours_inside(module: nn.Module) -> list[tuple[str, nn.Module]]:
+def _ours_inside(module: nn.Module, known: Mapping[str, type[nn.Module]] = OURS) -> list[tuple[str, nn.Module]]:
     """Our modules by name, those inside one of ours excepted; the name of the module itself is ''."""
     found: list[tuple[str, nn.Module]] = []
     for name, part in module.named_modules():
         inside = any(name.startswith(f"{outer}." if outer else "") for outer, _ in found)
-        if type(part) in OURS.values() and not inside:
+        if type(part) in known.values() and not inside:
             found.append((name, part))
     return found
 

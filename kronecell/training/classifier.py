@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from kronecell.deploy.modules import describe, rebuild, register
 from kronecell.errors import ShapeError
 from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs
 from kronecell.nn.rnn import GRU, LSTM
+from kronecell.training.predict import Prediction, Preprocessing, predict
 
 CELLS: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 NORMALISATIONS = ("pixel", "frame")
 
 
+@register
 class VideoClassifier(nn.Module):
-    """(batch, time, M) uint8 or float -> (batch, classes) scores.
+    """(batch, time, M) uint8 or float -> (batch, classes) scores; `predict` goes from files to names of classes.
+
+    `classes` is their number or their names, `preprocessing` how clips become frames, `facts` where the weights come
+    from (any JSON). All three are saved with the model; `rnn` is a finished layer to take instead of making one.
 
     A byte p becomes (p / 255 - pixel_mean) * input_gain; with normalise="frame" every frame is first shifted and
     scaled to mean 0 and rms 1. The gain matters: torch draws W for about hidden_size inputs, so 57,600 pixels saturate
@@ -30,7 +40,7 @@ class VideoClassifier(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        classes: int,
+        classes: int | Sequence[str],
         *,
         cell: str = "lstm",
         input_format: FormatSpecs = None,
@@ -42,18 +52,27 @@ class VideoClassifier(nn.Module):
         pixel_mean: float = 0.0,
         input_gain: float = 1.0,
         forget_bias: float | None = None,
+        preprocessing: Preprocessing | None = None,
+        facts: Mapping[str, Any] | None = None,
+        rnn: LSTM | GRU | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
+        names = [f"class {number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
         if cell not in CELLS:
             raise ShapeError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
         if normalise not in NORMALISATIONS:
             raise ShapeError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}")
-        if classes < 2:
-            raise ShapeError(f"classes must be at least 2, got {classes}")
+        if len(names) < 2:
+            raise ShapeError(f"classes must be at least 2, got {len(names)}")
+        if preprocessing is not None and preprocessing.input_size != input_size:
+            raise ShapeError(f"frames of {preprocessing} have {preprocessing.input_size} numbers, not {input_size}")
         if not 0 <= dropout < 1:
             raise ShapeError(f"dropout must be from 0 to below 1, got {dropout}")
         self.normalise, self.pixel_mean, self.input_gain = normalise, float(pixel_mean), float(input_gain)
-        self.rnn = CELLS[cell](
+        self.class_names, self.named = tuple(names), not isinstance(classes, int)
+        self.preprocessing, self.facts = preprocessing, dict(facts or {})
+        self.rnn = rnn or CELLS[cell](
             input_size,
             hidden_size,
             batch_first=True,
@@ -62,9 +81,10 @@ class VideoClassifier(nn.Module):
             shared=shared,
             order=order,
             forget_bias=forget_bias,
+            **factory,
         )
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, classes)
+        self.classifier = nn.Linear(hidden_size, len(names), **factory)
 
     def forward(self, frames: Tensor) -> Tensor:
         _, state = self.rnn(frames, affine=self.normalisation(frames))
@@ -82,6 +102,39 @@ class VideoClassifier(nn.Module):
         mean, variance = _moments(frames, self.classifier.weight.dtype)
         scale = self.input_gain * (variance + 1.0).rsqrt()  # + 1: a black frame stays black
         return unit * scale, -mean * scale
+
+    def predict(self, source: Any, batch_size: int = 16) -> Any:
+        """The classes of a clip with their probabilities: a `Prediction`, or a list of them for a list of clips.
+
+        A clip is the path of a video, of a folder of pictures or of a .npy or .npz file, or frames in memory, uint8
+        (time, height, width, 3) or (time, height, width). Its answer is the mean over `preprocessing.segments` parts.
+        """
+        if isinstance(source, (list, tuple)):
+            return [self.predict(one, batch_size) for one in source]
+        result: Prediction = predict(self, source, batch_size)
+        return result
+
+    def saved_arguments(self) -> dict[str, Any]:
+        """What `kc.save` and a run directory keep beside the weights, in JSON's types."""
+        return {
+            "rnn": describe(self.rnn),
+            "classes": [*self.class_names] if self.named else len(self.class_names),
+            "dropout": self.dropout.p,
+            "normalise": self.normalise,
+            "pixel_mean": self.pixel_mean,
+            "input_gain": self.input_gain,
+            "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),
+            "facts": self.facts,
+        }
+
+    @classmethod
+    def from_saved(cls, arguments: Mapping[str, Any], **factory: Any) -> VideoClassifier:
+        """The model of `saved_arguments`, with new weights."""
+        rest = dict(arguments)
+        rnn: Any = rebuild(rest.pop("rnn"), **factory)
+        if rest.get("preprocessing") is not None:
+            rest["preprocessing"] = Preprocessing(**rest["preprocessing"])
+        return cls(rnn.input_size, rnn.output_size, rnn=rnn, **rest, **factory)
 
     def extra_repr(self) -> str:
         return f"normalise={self.normalise}, pixel_mean={self.pixel_mean:g}, input_gain={self.input_gain:g}"

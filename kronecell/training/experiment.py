@@ -21,8 +21,10 @@ from typing import Any
 from kronecell.deploy import records
 from kronecell.errors import KronecellError
 from kronecell.formats import Format, parse
+from kronecell.formats.recipes import layer_formats
 from kronecell.training.classifier import CELLS, NORMALISATIONS, VideoClassifier
 from kronecell.training.loop import TrainSettings, check_settings
+from kronecell.training.predict import Preprocessing
 
 DEFAULTS = "defaults.toml"
 FOLDER = Path(__file__).resolve().parent / "experiments"
@@ -37,13 +39,14 @@ class Experiment:
     name: str = ""
     dataset: str = ""  # UCF11, YCF, UCF50, or any other name
     paper: str = ""  # the column of the paper's tables this is, such as "KCP(4,4,2)"
-    format: str = DENSE  # "dense", or a format with modes and ranks
+    format: str = DENSE  # "dense", a format with modes and ranks, or a recipe such as "tt:r=4", whose modes are chosen
     shared: bool | tuple[str, ...] = False  # true as the paper shares, or the names of the unshared factors
     cell: str = "lstm"
     hidden: int = 256
     classes: int = 0  # 0: as many as the data has
     width: int = 160
     height: int = 120
+    channels: int = 3  # 1: grey
     frames: int = 6
     segments: int = 10
     normalise: str = "pixel"
@@ -73,6 +76,8 @@ class Experiment:
         for name in ("hidden", "width", "height", "frames", "segments", "batch_size"):
             if getattr(self, name) < 1:
                 raise KronecellError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.channels not in (1, 3):
+            raise KronecellError(f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
         if self.folds < 0 or self.folds == 1 or self.workers < 0 or self.classes < 0 or self.classes == 1:
             raise KronecellError(
                 f"folds must be 0 or at least 2, workers at least 0, classes 0 or at least 2; "
@@ -90,11 +95,7 @@ class Experiment:
         fmt = self.weight_format()
         if fmt is None:
             return
-        if (self.input_size, self.hidden) != (fmt.M, fmt.N):
-            raise KronecellError(
-                f"format {self.format!r} is {fmt.M} x {fmt.N}, but frames of {self.width} x {self.height} x 3 and "
-                f"hidden = {self.hidden} need {self.input_size} x {self.hidden}"
-            )
+        object.__setattr__(self, "format", str(fmt))  # with the modes of a recipe, as config.toml shall have it
         fmt.network(CELLS[self.cell].GATES, self.shared)  # unknown factor names are refused here
         if self.order != "auto":
             fmt.plan(self.order)
@@ -102,19 +103,41 @@ class Experiment:
     @property
     def input_size(self) -> int:
         """Numbers in one frame."""
-        return self.width * self.height * 3
+        return self.width * self.height * self.channels
 
     def weight_format(self) -> Format | None:
         """The format of W; None is a plain matrix."""
-        return None if self.format == DENSE else parse(self.format)
+        if self.format == DENSE:
+            return None
+        needed = self.input_size, self.hidden
+        if "m=" not in self.format:
+            return layer_formats(self.format, [needed], "format", pad=False)[0]
+        fmt = parse(self.format)
+        if needed != (fmt.M, fmt.N):
+            raise KronecellError(
+                f"format {self.format!r} is {fmt.M} x {fmt.N}, but frames of {self.width} x {self.height} x "
+                f"{self.channels} and hidden = {self.hidden} need {self.input_size} x {self.hidden}; a recipe without "
+                f"modes, {self.recipe()!r}, fits every size"
+            )
+        return fmt
+
+    def recipe(self) -> str:
+        """The format's kind and ranks without its modes."""
+        kind, _, options = self.format.partition(":")
+        kept = [part for part in options.split(",") if part.strip()[:2] not in ("m=", "n=")]
+        return f"{kind}:{','.join(kept)}" if kept else kind
+
+    def preprocessing(self) -> Preprocessing:
+        """How clips become frames."""
+        return Preprocessing(self.width, self.height, self.channels, self.frames, self.segments)
 
     def train_settings(self, seed: int) -> TrainSettings:
         """The part that `fit` reads."""
         names = {field.name for field in fields(TrainSettings)} - {"seed"}
         return TrainSettings(**{name: getattr(self, name) for name in names}, seed=seed)
 
-    def build_model(self, classes: int) -> VideoClassifier:
-        """A fresh model; draws from torch's global generator."""
+    def build_model(self, classes: int | Sequence[str], facts: Mapping[str, Any] | None = None) -> VideoClassifier:
+        """A fresh model for this number of classes, or for classes of these names; draws from torch's generator."""
         return VideoClassifier(
             self.input_size,
             self.hidden,
@@ -127,6 +150,8 @@ class Experiment:
             normalise=self.normalise,
             pixel_mean=self.pixel_mean,
             input_gain=self.input_gain,
+            preprocessing=self.preprocessing(),
+            facts=facts,
         )
 
     def to_toml(self) -> str:
@@ -134,6 +159,7 @@ class Experiment:
         return "".join(f"{field.name} = {_toml(getattr(self, field.name))}\n" for field in fields(self))
 
 
+_DEFAULTS = {f.name: f.default for f in fields(Experiment)}
 KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Experiment)}
 
 
@@ -207,7 +233,8 @@ def differences(old: Mapping[str, Any], new: Experiment) -> list[str]:
     free = {"checkpoint_seconds", "workers"}  # these do not change a single number
     found = []
     for key, value in dataclasses.asdict(new).items():
-        before = tuple(old[key]) if isinstance(old.get(key), list) else old.get(key)
+        before = old.get(key, _DEFAULTS[key])  # a setting that an older release did not have
+        before = tuple(before) if isinstance(before, list) else before
         if key not in free and before != value:
             found.append(f"{key} was {before!r}, is {value!r}")
     return found

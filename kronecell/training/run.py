@@ -3,7 +3,8 @@
 OUT/NAME/foldF-seedS/
   config.toml        the resolved experiment          environment.json   versions, threads, processor
   metrics.jsonl      one line per epoch               status.json        running, finished, failed, interrupted
-  result.json        when finished                    best.safetensors   weights of the best epoch
+  result.json        when finished                    model.json         the classifier: classes, preprocessing, layers
+  best.safetensors   its weights, of the best epoch: kronecell.load(folder) gives the two as a VideoClassifier
   checkpoint.json and checkpoint-*.safetensors        lock               held while a process trains
 """
 
@@ -44,6 +45,7 @@ from kronecell.training.experiment import (
 from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, average_over, fit, make_optimiser
 from kronecell.training.protocol import deviations
 from kronecell.training.records import read_result, read_status, saved_progress
+from kronecell.training.saved import WEIGHTS, write_description
 from kronecell.training.splits import loaders, settle_folds
 
 __all__ = [
@@ -85,13 +87,14 @@ def run(
     if finished is not None:
         return finished
     # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
-    batches, classes = loaders(experiment, store, fold, seed, world), _classes(experiment, store)
+    _check_classes(experiment, store)
+    batches = loaders(experiment, store, fold, seed, world)
     with _lock(folder, world):
         read_status(folder)  # a damaged one is refused before it is written over
         _settle_config(folder, experiment, world)
         try:
             with _stop_on_signals() as should_stop:
-                return _train(folder, experiment, store, batches, classes, fold, seed, world, show, notes, should_stop)
+                return _train(folder, experiment, store, batches, fold, seed, world, show, notes, should_stop)
         except Interrupted:
             _status(folder, world, "interrupted", "stopped by a signal; run again to continue")
             raise
@@ -108,7 +111,6 @@ def _train(
     experiment: Experiment,
     store: Store,
     batches: tuple[Loader, Loader],
-    classes: int,
     fold: int,
     seed: int,
     world: World,
@@ -120,8 +122,10 @@ def _train(
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (the global generators are part of every checkpoint)
     random.seed(seed)
-    model = experiment.build_model(classes).to(world.device)
+    model = experiment.build_model(store.classes, _facts(experiment, store, fold, seed)).to(world.device)
     settings = experiment.train_settings(seed)
+    if world.is_main:
+        write_description(folder, model)
     optimiser = make_optimiser(model, settings)
     progress = saved_progress(folder, store.manifest_hash, fold, seed)
     if progress is not None:
@@ -169,14 +173,26 @@ def _train(
     return result
 
 
-def _classes(experiment: Experiment, store: Store) -> int:
+def _check_classes(experiment: Experiment, store: Store) -> None:
     found = len(store.classes)
     if experiment.classes not in (0, found):
         raise DataError(
             f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes} "
             f"({experiment.dataset}); --set classes=0 takes what the data has"
         )
-    return found
+
+
+def _facts(experiment: Experiment, store: Store, fold: int, seed: int) -> dict[str, Any]:
+    """What `kronecell evaluate` needs to know which clips the model has not seen."""
+    folds = {"k": experiment.folds, "seed": experiment.fold_seed, "method": experiment.fold_method}
+    return {
+        "experiment": experiment.name,
+        "format": experiment.format,
+        "fold": fold,
+        "seed": seed,
+        "folds": folds,
+        "manifest_hash": store.manifest_hash,
+    }
 
 
 class _All(Callbacks):
@@ -216,7 +232,7 @@ class _Records(Callbacks):
         except OSError as error:
             raise KronecellError(f"cannot write {self.folder / 'metrics.jsonl'}: {error.strerror or error}") from None
         if improved:
-            save_tensors(self.folder / "best.safetensors", self.model.state_dict())
+            save_tensors(self.folder / WEIGHTS, self.model.state_dict())
         _status(self.folder, self.world, "running", "", row["epoch"] + 1, self.epochs)
 
 

@@ -49,6 +49,11 @@ def loaders(
             f"{store.root}: has frames of {store.width} x {store.height}, the experiment needs "
             f"{experiment.width} x {experiment.height}; prepare it with these sizes"
         )
+    if store.channels != experiment.channels:
+        raise DataError(
+            f"{store.root}: has frames of {store.channels} channel(s), the experiment needs {experiment.channels}; "
+            f"--set channels={store.channels} takes what the store has"
+        )
     folds = fold_of_each_clip(experiment, store)
     inside = [i for i, f in enumerate(folds) if f != fold]
     outside = [i for i, f in enumerate(folds) if f == fold]
