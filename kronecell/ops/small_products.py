@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +83,9 @@ def _table(view: View) -> list[int] | None:
     """Where the numbers of an operand lie in its tensor, in the order in which they are read; None if in that."""
     if view.permutation is None:
         return None
-    found: list[int] = torch.arange(prod(view.legs)).reshape(view.legs).permute(view.permutation).reshape(-1).tolist()
+    # Not torch: a tracer (export, compile) would record these calls instead of running them.
+    numbers = np.arange(prod(view.legs)).reshape(view.legs).transpose(view.permutation)
+    found: list[int] = numbers.reshape(-1).tolist()
     return found
 
 
@@ -143,7 +146,7 @@ def _gradient(ctx: Any, upstream: Sequence[Tensor | None]) -> tuple[list[Tensor 
 def _small_products_backward(
     upstream: Sequence[Tensor], inputs: Sequence[Tensor], description: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """Gradients of the inputs from those of the results, of which (0,) stands for zeros; (0,) for what is not wanted."""
+    """Gradients of the inputs from those of the results; a gradient of shape (0,) is zeros, or is not wanted."""
     made, pull_back = torch.func.vjp(lambda *given: tuple(_small_products(given, description, ())), *inputs)
     above = tuple(
         gradient if gradient.numel() else torch.zeros_like(result)
