@@ -39,9 +39,11 @@ class Sequence(NamedTuple):
         """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
         if hx is None:
             return [tuple([self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes])] * count
-        parts = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        if len(parts) != len(sizes):
-            raise ShapeError(f"hx must be {'(h_0, c_0)' if len(sizes) == 2 else 'h_0'}, got {len(parts)} tensor(s)")
+        pair = len(sizes) == 2
+        parts = tuple(hx) if pair and isinstance(hx, (tuple, list)) else (hx,)
+        if len(parts) != len(sizes) or not all([isinstance(part, Tensor) for part in parts]):
+            got = f"{len(parts)} of {type(parts[0]).__name__}" if parts else "nothing"
+            raise ShapeError(f"hx must be {'the tensors (h_0, c_0)' if pair else 'the tensor h_0'}, got {got}")
         for name, part, size in zip(("h_0", "c_0"), parts, sizes, strict=False):
             expected = (count, size) if self.unbatched else (count, self.batch, size)
             if tuple(part.shape) != expected:

@@ -57,11 +57,13 @@ class Case:
     def ours(self, **options: Any) -> kc.LSTM | kc.GRU:
         return getattr(kc, self.cell)(INPUT, HIDDEN, **self.arguments, dtype=torch.float64, **options)
 
-    def inputs(self, generator: torch.Generator) -> tuple[Tensor | PackedSequence, Any, list[Tensor]]:
-        """Input, state, and the leaves whose gradients are compared."""
+    def inputs(
+        self, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> tuple[Tensor | PackedSequence, Any, list[Tensor]]:
+        """Input, state, and the leaves whose gradients are compared; the same numbers in every dtype."""
 
         def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
         count = self.layers * (2 if self.bidirectional else 1)
         batch = () if self.entry == "unbatched" else (BATCH,)

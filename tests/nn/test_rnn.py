@@ -23,7 +23,7 @@ def cells() -> list[type]:
     return [kc.LSTM, kc.GRU]
 
 
-@pytest.mark.parametrize("recurrence", ["native", "loop"])
+@pytest.mark.parametrize("recurrence", ["auto", "native", "loop"])
 @pytest.mark.parametrize("cell", cells())
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_first_and_second_derivatives_are_right(recipe: str, cell: type, recurrence: str) -> None:
@@ -213,18 +213,11 @@ def test_the_text_of_a_layer_says_modes_ranks_counts_and_how_it_runs() -> None:
         "57600, 256",
         "K=4,CA=4,CB=2",
         "U tt:m=4x4x4x4",
-        "native, U made dense once per forward",
+        "made dense once per forward",
         "x fewer than",
     ):
         assert part in text
-    assert "loop, U kept factored" in repr(kc.GRU(64, 512, input_format="tt:r=2", hidden_format="tt:r=2"))
-
-
-def test_the_way_of_running_follows_the_format() -> None:
-    assert kc.LSTM(64, 16, input_format="kcp:K=2,CA=2,CB=2").recurrences == ("native",)
-    assert kc.LSTM(64, 16, input_format="tt:r=2").recurrences == ("native",)  # through an identity
-    assert kc.LSTM(64, 256, input_format="tt:r=2").recurrences == ("loop",)
-    assert kc.LSTM(64, 256, input_format="kcp:K=2,CA=2,CB=2").recurrences == ("native",)
+    assert "two narrow products a step" in repr(kc.GRU(64, 512, hidden_format="lowrank:r=2"))
 
 
 def test_building_a_layer_warns_of_nothing() -> None:
@@ -233,9 +226,10 @@ def test_building_a_layer_warns_of_nothing() -> None:
         kc.LSTM(12, 4, 2, dropout=0.1, input_format="tt:r=2")
 
 
-def test_hooks_of_the_input_weight_run_in_the_loop() -> None:
+@pytest.mark.parametrize("recurrence", ["auto", "native", "loop"])
+def test_hooks_of_the_input_weight_run(recurrence: str) -> None:
     """Pruning works through a hook before every forward; without it the second step has no graph."""
-    rnn = kc.LSTM(12, 12, input_format="tt:m=4x3,n=4x3,r=2", recurrence="loop")
+    rnn = kc.LSTM(12, 12, input_format="tt:m=4x3,n=4x3,r=2", recurrence=recurrence)
     prune.l1_unstructured(rnn.weight_ih_l0, "G1", 0.5)
     for _ in range(2):
         rnn(torch.randn(3, 2, 12))[0].sum().backward()
