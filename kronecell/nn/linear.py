@@ -108,7 +108,8 @@ class TensorLinear(nn.Module):
         like = getattr(self, self._names[0])
         grad = torch.is_grad_enabled() and like.requires_grad
         rows = 1 << max(0, rows - 1).bit_length()  # one choice for each power of two
-        return self.matrix, rows, grad, like.dtype, like.device.type, torch.get_num_threads(), choices.edition
+        threads = _threads() if choices.names else 0  # a measured choice is for a number of threads
+        return self.matrix, rows, grad, like.dtype, like.device.type, threads, choices.edition
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W plus the layer's bias, or plus the one given."""
@@ -309,6 +310,11 @@ def _described(format: Format, gates: int, shared: Sharing, order: str | Tree) -
     text = f"{format} gates={gates} shared={shared} order={order}"
     _matrices[text] = (format, gates, shared, order)
     return text
+
+
+@constant_when_traced
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 @lru_cache(maxsize=4096)

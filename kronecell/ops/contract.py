@@ -17,10 +17,10 @@ from torch import Tensor
 from kronecell.errors import PlanError, ShapeError
 from kronecell.ops import engine
 from kronecell.ops.lowering import lower
-from kronecell.ops.program import Program
+from kronecell.ops.program import Op, Program
 from kronecell.ops.registration import constant_when_traced, operator
 from kronecell.ops.small_products import Products, products_of, small_products, small_products_backward
-from kronecell.plans.network import Factor, Network
+from kronecell.plans.network import Network
 from kronecell.plans.plan import Plan, plan_of
 
 Optional = Tensor | None
@@ -32,11 +32,12 @@ class Ready:
 
     plan: Plan
     program: Program
-    made: tuple[str, ...]  # results of hoisted steps that a step with x takes, in the order of these steps
+    hoisted: tuple[Op, ...]  # steps with x whose small operand `hoist` gives: a result, or a factor that is permuted
+    made: tuple[str, ...]  # the results among these operands
     products: Products | None  # the hoisted steps for the kernel of small products, if they are small
     names: tuple[str, ...]  # of the factors
-    used: tuple[bool, ...]  # whether a factor takes part in the hoisted steps whose results are taken
-    constants: dict[str, Factor]
+    used: tuple[bool, ...]  # whether a factor is read by `hoist`
+    sources: tuple[tuple[int, ...], ...]  # of every operand: the number of its factor and its shape, or () from `hoist`
 
     @property
     def network(self) -> Network:
@@ -49,14 +50,18 @@ def ready(text: str) -> Ready:
     """A plan's text, parsed and lowered."""
     plan = plan_of(text)
     program = lower(plan)
-    hoisted = program.hoisted_results
-    made = tuple(op.right for op in program.hot if op.right in hoisted)
-    network = plan.network
-    constants = {factor.name: factor for factor in network.constants}
-    names = (*network.shapes,)
-    read = {name for op in program.hoisted for name in (op.left, op.right)}
+    names = (*plan.network.shapes,)
+    sources = tuple(
+        (names.index(op.right), *op.right_view.groups)
+        if op.right in names and op.right_view.permutation is None
+        else ()
+        for op in program.hot
+    )
+    hoisted = tuple(op for op, source in zip(program.hot, sources, strict=True) if not source)
+    made = tuple(op.right for op in hoisted if op.right in program.hoisted_results)
+    read = {name for op in program.hoisted for name in (op.left, op.right)} | {op.right for op in hoisted}
     used = tuple(name in read for name in names)
-    return Ready(plan, program, made, products_of(program) if made else None, names, used, constants)
+    return Ready(plan, program, hoisted, made, products_of(program) if made else None, names, used, sources)
 
 
 def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -70,26 +75,26 @@ def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
 # hoist -----------------------------------------------------------------------------------------------------------
 
 
-def _hoist_reference(factors: Sequence[Tensor], plan: str, plain: bool = True) -> list[Tensor]:
-    """The results of hoisted steps that steps with x take, laid out for these."""
+def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
+    """Results of hoisted steps, and factors that are permuted, laid out for the steps with x that take them."""
     of = ready(plan)
-    found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain)
-    steps = of.program.hoisted_results
-    return [steps[name].lay_out(found[name]) for name in of.made]
+    found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain=True)
+    return [op.lay_out(found[op.right]) for op in of.hoisted]
 
 
 def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     of = ready(plan)
-    if of.products is None:
-        return _hoist_reference(factors, plan, plain=False)
     tensors = _tensors(of.network, factors)
-    of_all = of.products
-    return small_products.kernel([tensors[name] for name in of_all.inputs], of_all.description, of_all.shapes)
+    if of.products is None:
+        tensors = engine.run_hoisted(of.program, tensors)
+        return [op.lay_out(tensors[op.right]).clone() for op in of.hoisted]
+    given = [tensors[name] for name in of.products.inputs]
+    results = iter(small_products.kernel(given, of.products.description, of.products.shapes))
+    return [next(results) if op.right in of.made else op.lay_out(tensors[op.right]).clone() for op in of.hoisted]
 
 
 def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
-    of = ready(plan)
-    return [factors[0].new_empty(of.program.hoisted_results[name].right_view.groups) for name in of.made]
+    return [factors[0].new_empty(op.right_view.groups) for op in ready(plan).hoisted]
 
 
 def _hoist_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -117,16 +122,22 @@ def _hoist_backward(
 ) -> list[Tensor]:
     of = ready(plan)
     tensors = _tensors(of.network, factors)
+    gradients = {
+        op.right: op.right_view.undo(gradient).reshape(tensors[op.right].shape)
+        for op, gradient in zip(of.hoisted, upstream, strict=True)
+        if op.right not in of.made
+    }
+    above = [gradient for op, gradient in zip(of.hoisted, upstream, strict=True) if op.right in of.made]
     if of.products is not None:
         inputs = of.products.inputs
         flags = [name in of.names and wanted[of.names.index(name)] for name in inputs]
         given = [tensors[name] for name in inputs]
-        found = small_products_backward.kernel(upstream, given, of.products.description, flags)
-        gradients = dict(zip(inputs, found, strict=True))
-    else:
-        gradients = engine.hoisted_gradients(of.program, tensors, dict(zip(of.made, upstream, strict=True)))
+        found = small_products_backward.kernel(above, given, of.products.description, flags)
+        gradients.update(zip(inputs, found, strict=True))
+    elif above:
+        gradients |= engine.hoisted_gradients(of.program, tensors, dict(zip(of.made, above, strict=True)))
     empty = factors[0].new_empty(0)
-    return [gradients[name] if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
+    return [gradients[name].clone() if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
 
 
 def _hoist_backward_fake(
@@ -240,18 +251,25 @@ contract = operator(
 
 def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
     """The small operand of every step with x, from the factors: work that depends on the weights alone."""
-    of = ready(plan)
-    made = iter(hoist([factors[name] for name in of.names], plan) if of.made else ())
-    operands = []
-    for op in of.program.hot:
-        if op.right in of.made:
-            operands.append(next(made))
-            continue
-        factor = factors.get(op.right)
-        if factor is None:  # a constant
-            factor = engine.constant_tensor(of.constants[op.right], of.network, factors[of.names[0]])
-        operands.append(op.lay_out(factor))
+    names, sources = operand_sources(plan)
+    given = [factors[name] for name in names]
+    hoisted = hoist(given, plan) if () in sources else []
+    operands, taken = [], 0
+    for source in sources:
+        if source:
+            operands.append(given[source[0]].reshape(source[1:]))
+        else:
+            operands.append(hoisted[taken])
+            taken += 1
     return operands
+
+
+@lru_cache(maxsize=4096)
+@constant_when_traced
+def operand_sources(plan: str) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Names of the factors; and of every operand the number of its factor and its shape, or () from `hoist`."""
+    of = ready(plan)
+    return of.names, of.sources
 
 
 @lru_cache(maxsize=4096)
@@ -305,7 +323,7 @@ def contract_network(plan: Plan, factors: Mapping[str, Tensor]) -> Tensor:
         raise PlanError("contract_network() is for networks without input; use execute(plan, x, factors)")
     check_factors(plan.network, factors)
     of = ready(plan.text)
-    found = engine.run_hoisted(of.program, _tensors(of.network, [factors[name] for name in of.network.shapes]))
+    found = engine.run_hoisted(of.program, _tensors(of.network, [factors[name] for name in of.names]))
     return of.program.last(found[of.program.result])
 
 
