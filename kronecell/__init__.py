@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.nn.counting import count
     from kronecell.nn.freeze import freeze
     from kronecell.nn.linear import TensorLinear
+    from kronecell.nn.quantize import dequantize, quantize
     from kronecell.nn.rnn import GRU, LSTM
     from kronecell.ops.tune import tune
     from kronecell.plans.counting import Cost
@@ -46,6 +47,7 @@ _CONTENTS = {
     "nn.linear": ("TensorLinear",),
     "nn.rnn": ("GRU", "LSTM"),
     "nn.freeze": ("freeze",),
+    "nn.quantize": ("dequantize", "quantize"),
     "deploy.choices": ("load_choices", "save_choices"),
     "deploy.modules": ("save",),
     "deploy.onnx": ("export_onnx",),
@@ -90,12 +92,14 @@ __all__ = [
     "VideoClassifier",
     "compress",
     "count",
+    "dequantize",
     "export_onnx",
     "factorize",
     "freeze",
     "load",
     "load_choices",
     "parse",
+    "quantize",
     "save",
     "save_choices",
     "suggest",

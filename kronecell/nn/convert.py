@@ -29,12 +29,13 @@ def arguments_of(module: Any) -> dict[str, Any]:
 @torch.no_grad()
 def as_dense(module: Any) -> Any:
     """torch.nn's module with the same function as one of ours."""
-    like = next(module.parameters())
+    like = next(tensor for tensor in module.state_dict().values() if tensor.is_floating_point())
     dense = module.DENSE(**arguments_of(module), device="meta", dtype=like.dtype).to_empty(device=like.device)
     for name, target in dense.named_parameters():
         weight = getattr(module, name)
-        if isinstance(weight, TensorLinear):
-            weight = weight.dense_weight()[:, : target.shape[1]]  # padded inputs are zero: their columns go
+        if isinstance(weight, nn.Module):
+            dense_weight: Any = weight.dense_weight
+            weight = dense_weight()[:, : target.shape[1]]  # padded inputs are zero: their columns go
         target.copy_(weight)
     if isinstance(dense, nn.RNNBase):
         dense.flatten_parameters()

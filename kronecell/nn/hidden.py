@@ -12,6 +12,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from kronecell.nn.linear import TensorLinear
+from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
 from kronecell.nn.splitting import matrices_of
 from kronecell.ops.registration import constant_when_traced
 from kronecell.plans.network import Network
@@ -20,8 +21,10 @@ from kronecell.plans.split import Split, split_of
 WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
 
 
-def hidden_matrices(weight: Tensor | TensorLinear) -> list[Tensor]:
-    """U as the operators take it; differentiable."""
+def hidden_matrices(weight: Tensor | TensorLinear | QuantizedLinear) -> list[Tensor] | QuantizedHidden:
+    """U as the operators take it; differentiable unless it is of integers."""
+    if isinstance(weight, QuantizedLinear):
+        return weight.hidden()
     if not isinstance(weight, TensorLinear):
         return [weight]
     split = _worthwhile(weight)

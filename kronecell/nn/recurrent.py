@@ -20,6 +20,7 @@ from kronecell.formats.recipes import FormatSpecs, layer_formats
 from kronecell.nn import convert
 from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split
 from kronecell.nn.linear import TRACED_ROWS, TensorLinear, settled
+from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear, integer_weights
 from kronecell.nn.sequences import Sequence, State, open_sequence
 from kronecell.nn.torch_kernel import run_torch
 from kronecell.plans.order import Tree
@@ -36,7 +37,7 @@ class Direction(NamedTuple):
 
     weight: Tensor | nn.Module  # W, dense or a module that maps (x, bias) to x W + bias
     bias: Tensor | None  # all biases that the gates take from the start
-    hidden: Items[Tensor]
+    hidden: Items[Tensor] | QuantizedHidden
     bias_n: Tensor | None  # of a GRU: the part of b_hh on which the reset gate acts
     project: Tensor | None
 
@@ -241,17 +242,18 @@ class Recurrent(Cell, nn.Module):
         if self.frozen:
             bias, bias_n, project, *hidden = [self._buffers[name] for name in self.frozen[end]]
             return Direction(
-                self._modules.get("weight_ih" + end, self._parameters.get("weight_ih" + end)),
+                self._modules.get("weight_ih" + end, self._parameters.get("weight_ih" + end)),  # type: ignore[arg-type]
                 bias,
-                hidden,
+                hidden or getattr(self, "weight_hh" + end).hidden(),  # type: ignore[arg-type]  # of integers
                 bias_n,
                 project,
-            )  # type: ignore[arg-type]
+            )
         biases = (getattr(self, "bias_ih" + end), getattr(self, "bias_hh" + end)) if self.bias else None
         bias, bias_n = (None, None) if biases is None else self._start_bias(*biases)
-        hidden = hidden_matrices(getattr(self, "weight_hh" + end))
+        U = hidden_matrices(getattr(self, "weight_hh" + end))
         project = getattr(self, "weight_hr" + end) if self.proj_size else None
-        return Direction(getattr(self, "weight_ih" + end), bias, hidden, bias_n, project)
+        project = project.dense_weight() if isinstance(project, QuantizedLinear) else project
+        return Direction(getattr(self, "weight_ih" + end), bias, U, bias_n, project)
 
     @torch.no_grad()
     def freeze_products(self, rows: Items[int]) -> None:
@@ -260,8 +262,9 @@ class Recurrent(Cell, nn.Module):
         names = {}
         for end in (end for ends in self.ends for end in ends):
             weights = self._direction(end)
-            held = (weights.bias, weights.bias_n, weights.project, *weights.hidden)
-            parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(len(weights.hidden))))
+            hidden = () if isinstance(weights.hidden, QuantizedHidden) else weights.hidden
+            held = (weights.bias, weights.bias_n, weights.project, *hidden)
+            parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(len(hidden))))
             names[end] = [f"frozen_{part}{end}" for part in parts]
             for name, tensor in zip(names[end], held, strict=True):
                 copy = None if tensor is None else tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -320,7 +323,9 @@ class Recurrent(Cell, nn.Module):
         for end in (end for ends in self.ends for end in ends):
             for name in ("weight_ih", "weight_hh"):
                 weight = getattr(self, name + end)
-                if not isinstance(weight, TensorLinear):
+                if isinstance(weight, QuantizedLinear):
+                    text = f"dense, {weight.bits_text()}: {weight.num_weights:,} multiply-adds a row"
+                elif not isinstance(weight, TensorLinear):
                     text = f"dense: {weight.numel():,} multiply-adds a row"
                 else:
                     text = weight.explain(rows) if name == "weight_ih" else explain_hidden(weight)
@@ -347,7 +352,7 @@ class Recurrent(Cell, nn.Module):
                 how = ", run as two narrow products a step" if split else ", made dense once per forward"
             number = f"layer {layer}: " if self.NUMBERED else ""
             lines.append(f"{number}W {fmt or 'dense'}, U {hidden or 'dense'}{how}")
-        stored = sum(p.numel() for p in self.parameters())
+        stored = sum(p.numel() for p in self.parameters()) + integer_weights(self)
         dense = convert.parameters_of(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
         return "\n".join(lines)

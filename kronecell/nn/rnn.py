@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs
+from kronecell.nn.quantized import QuantizedHidden
 from kronecell.nn.recurrent import Direction, Recurrent
 from kronecell.nn.sequences import State
+from kronecell.ops.quantized import quantized_gru, quantized_lstm
 from kronecell.ops.recurrence import gru, gru_reference, lstm, lstm_reference
 from kronecell.plans.order import Tree
 
@@ -73,6 +75,10 @@ class LSTM(Recurrent):
         keep = torch.is_grad_enabled()
         run = lstm_reference if loop else lstm
         h, c = state
+        if isinstance(weights.hidden, QuantizedHidden):
+            run = quantized_lstm.reference if loop else quantized_lstm
+            output, h, c = run(gates, *weights.hidden.stored(), h, c, weights.project, batch_sizes, reverse)
+            return output, (h, c)
         output, h, c, *_ = run(gates, weights.hidden, h, c, weights.project, batch_sizes, reverse, keep)
         return output, (h, c)
 
@@ -125,6 +131,10 @@ class GRU(Recurrent):
         keep = torch.is_grad_enabled()
         run = gru_reference if loop else gru
         (h,) = state
+        if isinstance(weights.hidden, QuantizedHidden):
+            run = quantized_gru.reference if loop else quantized_gru
+            output, h = run(gates, *weights.hidden.stored(), weights.bias_n, h, batch_sizes, reverse)
+            return output, (h,)
         output, h, *_ = run(gates, weights.hidden, weights.bias_n, h, batch_sizes, reverse, keep)
         return output, (h,)
 

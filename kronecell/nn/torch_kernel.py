@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronecell.nn.quantized import QuantizedHidden
+
 State = tuple[Tensor, ...]
 
 
 def run_torch(
     gates: Tensor,
-    hidden: Sequence[Tensor],
+    hidden: Sequence[Tensor] | QuantizedHidden,
     bias_n: Tensor | None,
     project: Tensor | None,
     state: State,
@@ -43,8 +45,10 @@ def run_torch(
     return turned(output, batch_sizes) if reverse else output, tuple(part.squeeze(0) for part in last)
 
 
-def dense_hidden(hidden: Sequence[Tensor]) -> Tensor:
+def dense_hidden(hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
     """U (gates * H, P) of what the operators take."""
+    if isinstance(hidden, QuantizedHidden):
+        return hidden.dense()
     if len(hidden) == 1:
         return hidden[0]
     In, Out = hidden
