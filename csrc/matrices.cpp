@@ -1,6 +1,8 @@
 // bmm: products of matrices by torch, or by our own kernel where torch's library leaves half of the processor idle.
 #include "matrices.h"
 
+#include <optional>
+
 #define KERNEL_FILE "matrices_kernel.h"
 #include "widths.h"
 
@@ -22,8 +24,8 @@ static bool pays(long batch, long rows, long depth, long columns) {
     return rows >= 8 && columns >= 8 && batch * rows * depth * columns >= 1L << 16 && half_blas();
 }
 
-// Our kernel: out = a b.
-static void multiply_into(const Tensor& out, const Tensor& a, const Tensor& b) {
+// Our kernel: out = a b, or `start` + a b with the same start for all rows.
+static void multiply_into(const Tensor& out, const Tensor& a, const Tensor& b, const float* start = nullptr) {
     const bool batched = a.dim() == 3;
     const long batch = batched ? a.size(0) : 1, rows = a.size(-2 + a.dim()), depth = a.size(a.dim() - 1);
     const long columns = b.size(b.dim() - 1);
@@ -39,7 +41,7 @@ static void multiply_into(const Tensor& out, const Tensor& a, const Tensor& b) {
         for (long r = first; r < last;) {
             const long n = r / rows, i = r % rows, some = std::min(rows - i, last - r);
             CALL(matrix_product, Operand{x.at + n * a_next + i * x.row, x.row, x.next}, w + n * b_next, b_row, b_column,
-                 Result{to + n * out_next + i * out_row, out_row, nullptr, 0},
+                 Result{to + n * out_next + i * out_row, out_row, start, 0},
                  memory.get(), some, depth, columns);
             r += some;
         }
@@ -91,11 +93,28 @@ static void bmm_out(Tensor out, Tensor a, Tensor b) {
         torch::stable::copy_(out, bmm(a, b));
 }
 
+static Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
+    const char* op = "linear";
+    check_shape(weight, {-1, -1}, op, "weight"), check_shape(x, {-1, weight.size(1)}, op, "x");
+    if (bias) check_shape(*bias, {weight.size(0)}, op, "bias");
+    check_cpu(x, op, "x"), check_cpu(weight, op, "weight");
+    const Tensor transposed = torch::stable::transpose(weight, 0, 1);
+    if (is_float(x) && is_float(weight) && (!bias || is_float(*bias)) && pays(x, transposed)) {
+        const Tensor out = new_floats(x, {x.size(0), weight.size(0)});
+        if (bias) bias = made_contiguous(*bias);
+        multiply_into(out, x, transposed, bias ? floats(*bias) : nullptr);
+        return out;
+    }
+    return dispatch<Tensor>("aten::linear", "", x, weight, bias);
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
+    m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
     m.def("bmm(Tensor a, Tensor b) -> Tensor");
     m.def("bmm_out(Tensor(a!) out, Tensor a, Tensor b) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
+    m.impl("linear", TORCH_BOX(&linear));
     m.impl("bmm", TORCH_BOX(&bmm));
     m.impl("bmm_out", TORCH_BOX(&bmm_out));
 }

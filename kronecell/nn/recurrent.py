@@ -5,6 +5,7 @@ x W + b for all gates and all time steps is one product before the recurrence, w
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence as Items
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -23,12 +24,14 @@ from kronecell.nn.linear import TRACED_ROWS, TensorLinear, settled
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear, integer_weights
 from kronecell.nn.sequences import Sequence, State, open_sequence
 from kronecell.nn.torch_kernel import run_torch
+from kronecell.ops.kernels import linear
 from kronecell.plans.order import Tree
 
 Self = TypeVar("Self", bound="Recurrent")
 Weight = nn.Parameter | TensorLinear
 Affine = tuple[Tensor | float, Tensor | float]
 RECURRENCES = ("auto", "native", "loop")  # our operator; torch's kernel; our operator's reference
+FEW_ROWS = 8  # with fewer, torch's product of a dense W costs less to call than ours
 BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255
 
 
@@ -102,7 +105,10 @@ def project(x: Tensor, weights: Direction, affine: Affine | None = None) -> Tens
         return weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
     dtype = weights.weight.dtype
     x = x.to(dtype) * BYTE if x.dtype == torch.uint8 else x
-    return F.linear(x, weights.weight, weights.bias)
+    if torch.compiler.is_compiling() or x.numel() < FEW_ROWS * x.shape[-1]:
+        return F.linear(x, weights.weight, weights.bias)
+    rows = linear(x.reshape(-1, x.shape[-1]), weights.weight, weights.bias)
+    return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
 class Recurrent(Cell, nn.Module):
@@ -194,7 +200,7 @@ class Recurrent(Cell, nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """torch.nn's distribution, or a random network of the same rms; dense weights are those torch.nn draws."""
-        bound = self.hidden_size**-0.5
+        bound = 1.0 / math.sqrt(self.hidden_size)  # as torch.nn computes it, to the last bit
         for end in (end for ends in self.ends for end in ends):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
                 weight = getattr(self, name + end, None)

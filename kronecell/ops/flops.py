@@ -46,6 +46,12 @@ def _hoist(factors: Any, plan: str, **_: Any) -> int:
     return 2 * ready(plan).plan.hoisted_macs
 
 
+@register_flop_formula(ops.hoist_backward)
+def _hoist_backward(upstream: Any, factors: Any, wanted: Any, plan: str, **_: Any) -> int:
+    """The hoisted steps once more, and the gradients of both operands of each."""
+    return 3 * 2 * ready(plan).plan.hoisted_macs
+
+
 def _rows(gates: Shape) -> int:
     return prod(gates[:-1])
 
@@ -73,6 +79,11 @@ def _few_columns(x: Shape, weight: Shape, **_: Any) -> int:
 @register_flop_formula(ops.column_sums)
 def _column_sums(x: Shape, upstream: Shape, **_: Any) -> int:
     return 2 * prod(x) * upstream[1]
+
+
+@register_flop_formula(ops.linear)
+def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * x[0] * prod(weight)
 
 
 @register_flop_formula(ops.bmm)

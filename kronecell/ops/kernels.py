@@ -95,6 +95,40 @@ def _bmm_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | N
 bmm = operator("bmm(Tensor a, Tensor b) -> Tensor", _bmm, _bmm_fake, setup=_few_columns_setup, backward=_bmm_backward)
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (rows, depth) times weight (columns, depth) transposed, plus the bias: the product of a dense layer."""
+    y = x @ weight.mT
+    return y if bias is None else y + bias
+
+
+def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _linear_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    of_x, of_weight, of_bias = ctx.needs_input_grad
+    return (
+        bmm(upstream, weight) if of_x else None,
+        bmm(upstream.mT, x) if of_weight else None,
+        upstream.sum(0) if of_bias else None,
+    )
+
+
+linear = operator(
+    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _linear,
+    _linear_fake,
+    setup=_linear_setup,
+    backward=_linear_backward,
+)
+
+
 def _bmm_out(out: Tensor, a: Tensor, b: Tensor) -> None:
     """a @ b into out, in memory that an earlier product of the same call has used."""
     out.copy_(a @ b)
