@@ -96,18 +96,25 @@ def read_json(
     advice: str = "",
     most: int = 8 * MEBIBYTE,
     most_values: int = MOST_VALUES,
+    finite: bool = True,
 ) -> Any:
-    """The value in a JSON file, checked; `advice` ends the message of the error."""
-    return parse_json(read_bytes(path, error, most), check, error, printable(path), advice, most_values)
+    """The value in a JSON file, checked; `advice` ends the error's message. NaN is refused unless `finite=False`."""
+    return parse_json(read_bytes(path, error, most), check, error, printable(path), advice, most_values, finite)
 
 
 def parse_json(
-    content: bytes, check: Check, error: Error, source: str, advice: str = "", most_values: int = MOST_VALUES
+    content: bytes,
+    check: Check,
+    error: Error,
+    source: str,
+    advice: str = "",
+    most_values: int = MOST_VALUES,
+    finite: bool = True,
 ) -> Any:
     """The value of a JSON text, checked; `source` names it in errors."""
     try:
         _affordable(content, most_values)
-        value = _decode(content)
+        value = _decode(content, _constant if finite else float)
     except Wrong as reason:
         raise error(f"{source}: is damaged: {reason}{advice and f'; {advice}'}") from None
     return checked(value, check, error, source, advice)
@@ -160,9 +167,9 @@ def _affordable(content: bytes, most_values: int) -> None:
             raise Wrong(f"more than {DEEPEST} brackets inside brackets")
 
 
-def _decode(content: bytes) -> Any:
+def _decode(content: bytes, constant: Callable[[str], float]) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_int=_integer, parse_constant=_constant)
+        return json.loads(content.decode("utf-8-sig"), parse_int=_integer, parse_constant=constant)
     except Wrong:
         raise
     except UnicodeDecodeError as reason:
@@ -305,6 +312,10 @@ def anything(value: Any, place: str) -> None:
             anything(entry, _inside(place, str(name)))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number()(value, place)
+
+
+def unchecked(value: Any, place: str) -> None:
+    """Any value, NaN too, for readers that ask every figure what it is."""
 
 
 def table(

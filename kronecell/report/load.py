@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kronecell.errors import KronecellError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from kronecell.deploy.records import (
+    is_there,
+    named,
+    number,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_toml,
+    table,
+    unchecked,
+)
+from kronecell.errors import KronecellError, printable
 
 FILES = ("config.toml", "status.json", "metrics.jsonl", "result.json")
 STATES = ("running", "finished", "failed", "interrupted")
 NAMED = re.compile(r"fold(\d+)-seed(\d+)$")
 DEPTH = 4  # folders below a given one that are searched
 MOST_LINES = 100_000  # epochs read of one run
+MOST_METRICS = 64 << 20
+METRICS = table({"epoch": number()}, rest=unchecked)
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,8 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     """The run directories among and below the given folders, each once, in order."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
-        if not path.is_dir():
-            what = "is not a folder" if path.exists() else "does not exist"
+        if not os.path.isdir(path):  # unlike Path.is_dir, False for a name that no folder can have
+            what = "is not a folder" if is_there(path) else "does not exist"
             raise KronecellError(f"{path} {what}; expected run directories such as runs/NAME/fold0-seed0, or runs")
         found |= dict.fromkeys(_below(path, DEPTH))
     if not found:
@@ -129,12 +136,12 @@ def load_run(path: Path) -> Run:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    if not is_there(path):
+        raise KronecellError("config.toml is missing")
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise KronecellError("config.toml is missing") from None
-    except (OSError, ValueError) as error:
-        raise KronecellError(f"config.toml cannot be read: {_short(error)}") from None
+        config = read_toml(path, KronecellError)
+    except KronecellError as error:
+        raise KronecellError(_short(error, path)) from None
     if not isinstance(config.get("format"), str):
         raise KronecellError("config.toml names no format")
     return config
@@ -142,37 +149,31 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _object(path: Path, problems: list[str]) -> dict[str, Any]:
     """A JSON object; {} when there is none."""
+    if not is_there(path):
+        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} cannot be read: {_short(error)}")
-        return {}
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} is not a JSON object")
+        value: dict[str, Any] = read_json(path, named(unchecked), KronecellError, finite=False)
+    except KronecellError as error:
+        problems.append(_short(error, path))
         return {}
     return value
 
 
 def _metrics(path: Path, state: str, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[:MOST_LINES]
-    except FileNotFoundError:
+    if not is_there(path):
         return ()
-    except OSError as error:
-        problems.append(f"metrics.jsonl cannot be read: {_short(error)}")
+    try:
+        lines = read_bytes(path, KronecellError, MOST_METRICS).splitlines()[:MOST_LINES]
+    except KronecellError as error:
+        problems.append(_short(error, path))
         return ()
     rows, bad = [], []
-    for number, line in enumerate(lines, 1):
+    for position, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and number_of(row.get("epoch")) is not None:
-            rows.append(row)
-        elif line.strip() and not (number == len(lines) and state == "running"):  # a line may be half written
-            bad.append(number)
+            rows.append(parse_json(line, METRICS, KronecellError, f"line {position}", finite=False))
+        except KronecellError:
+            if line.strip() and not (position == len(lines) and state == "running"):  # a line may be half written
+                bad.append(position)
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (" ..." if len(bad) > 5 else "")
         problems.append(f"metrics.jsonl: {len(bad)} line(s) cannot be read ({shown})")
@@ -191,6 +192,7 @@ def _integer(value: object, default: int | None) -> int | None:
     return default if number is None else int(number)
 
 
-def _short(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())[:200]
+def _short(error: KronecellError, path: Path) -> str:
+    """The reason with the file's name instead of its path: the page and the list name the run."""
+    reason = str(error).removeprefix(f"{printable(path)}: ").removeprefix("cannot be read: ")
+    return f"{path.name} cannot be read: {reason}"[:200]

@@ -8,20 +8,31 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote_plus
 
-from kronecell.errors import KronecellError
+from kronecell.errors import KronecellError, on_one_line
 from kronecell.formats import FORMATS
 from kronecell.report.explore.answers import answer, measured
 
 LOOPBACK = "127.0.0.1"
 LONGEST = 4000  # characters of a request's address
+MOST_FIELDS = 30
+PATIENCE = 20.0  # seconds that a question waits for those before it
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 FILES = {
     "/": ("explore.html", "text/html"),
     "/explore.js": ("explore.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
+
+
+def fields_of(query: str) -> dict[str, str]:
+    """The fields of a query string; any text is one, except one with too many fields."""
+    pieces = [piece for piece in query.split("&", MOST_FIELDS) if piece]
+    if len(pieces) > MOST_FIELDS:
+        raise KronecellError(f"more than {MOST_FIELDS} fields")
+    pairs = (piece.partition("=") for piece in pieces)
+    return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
 
 
 class Server(ThreadingHTTPServer):
@@ -64,25 +75,32 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.path) > LONGEST:
             self._json({"error": f"the address has more than {LONGEST} characters"}, HTTPStatus.REQUEST_URI_TOO_LONG)
             return
-        address = urlsplit(self.path)
-        if address.path in FILES:
-            name, kind = FILES[address.path]
+        path, _, query = self.path.partition("#")[0].partition("?")
+        if path in FILES:
+            name, kind = FILES[path]
             self._send((resources.files("kronecell.report") / "assets" / name).read_bytes(), kind)
-        elif address.path == "/api/formats":
+        elif path == "/api/formats":
             self._json({kind: cls.equation for kind, cls in FORMATS.items()})
-        elif address.path in ("/api/explore", "/api/measure"):
-            self._question(address.path, dict(parse_qsl(address.query, keep_blank_values=True, max_num_fields=30)))
+        elif path in ("/api/explore", "/api/measure"):
+            self._question(path, query)
         else:
             self._json({"error": "there is no such page"}, HTTPStatus.NOT_FOUND)
 
-    def _question(self, path: str, fields: dict[str, str]) -> None:
+    def _question(self, path: str, query: str) -> None:
+        if not self.server.working.acquire(timeout=PATIENCE):
+            self._json({"error": "busy with other questions; ask again"}, HTTPStatus.SERVICE_UNAVAILABLE)
+            return
         try:
-            with self.server.working:
-                result = answer(fields) if path == "/api/explore" else measured(fields)
+            fields = fields_of(query)
+            result = answer(fields) if path == "/api/explore" else measured(fields)
         except (KronecellError, MemoryError) as error:
             self._json({"error": str(error) or "not enough memory"}, HTTPStatus.BAD_REQUEST)
-            return
-        self._json(result)
+        except Exception as error:  # a mistake of ours must not end in an empty reply and a traceback
+            self._json({"error": f"{type(error).__name__} in the library"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+        else:
+            self._json(result)
+        finally:
+            self.server.working.release()
 
     def _from_here(self) -> bool:
         """Whether the request is of this server's own page: the right Host, and no other site behind it."""
@@ -111,6 +129,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):  # the browser sent a new request before this was ready
             self.close_connection = True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses, in the same form as everything else."""
+        self.close_connection = True
+        self._json({"error": on_one_line(message or "refused", 200)}, HTTPStatus(code))
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nothing: the page shows its own errors."""
