@@ -14,7 +14,7 @@ from kronecell.formats import Format, Shared, parse
 from kronecell.nn.splitting import split_matrices
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import apply, check_tensor, contract_network, operand_count, prepare
+from kronecell.ops.contract import apply, check_tensor, contract_network, gradients_follow, operand_count, prepare
 from kronecell.ops.recurrence import split_linear
 from kronecell.ops.registration import constant_when_traced
 from kronecell.ops.tune import choices, explain
@@ -106,7 +106,7 @@ class TensorLinear(nn.Module):
 
     def _key(self, rows: int) -> tuple[Any, ...]:
         like = getattr(self, self._names[0])
-        grad = torch.is_grad_enabled() and like.requires_grad
+        grad = gradients_follow() and like.requires_grad
         rows = 1 << max(0, rows - 1).bit_length()  # one choice for each power of two
         threads = _threads() if choices.names else 0  # a measured choice is for a number of threads
         return self.matrix, rows, grad, like.dtype, like.device.type, threads, choices.edition

@@ -114,6 +114,7 @@ def project(x: Tensor, weights: Direction, affine: Affine | None = None) -> Tens
 class Recurrent(Cell, nn.Module):
     """What LSTM and GRU have in common; the arguments are those of torch.nn's, then ours."""
 
+    AUTOCAST_LOWERS: ClassVar[bool]  # whether torch.nn's layer gives autocast's dtype for float32 input, too
     KEEP_GATE: ClassVar[int]  # the gate whose bias makes a fresh network remember
     DENSE: ClassVar[type[nn.Module]]
     NUMBERED: ClassVar[bool] = True  # names of parameters end in the number of their layer, such as _l0
@@ -225,10 +226,14 @@ class Recurrent(Cell, nn.Module):
         """
         sequence = open_sequence(input, self.input_size, self.batch_first)
         device = sequence.data.device.type
-        if torch.is_autocast_enabled(device):  # as torch.nn's layers, which keep the dtype of their parameters
-            with torch.autocast(device, enabled=False):
-                return self._run(sequence, hx, affine, convert=True)
-        return self._run(sequence, hx, affine)
+        if not torch.is_autocast_enabled(device):
+            return self._run(sequence, hx, affine)
+        lower = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            result = self._run(sequence, hx, affine, convert=True)
+            if not self.AUTOCAST_LOWERS and sequence.data.dtype != lower:
+                return result
+            return _to_dtype(result, lower)
 
     def _run(
         self, sequence: Sequence, hx: Any, affine: Affine | None, convert: bool = False
@@ -362,6 +367,13 @@ class Recurrent(Cell, nn.Module):
         dense = convert.parameters_of(self)
         lines.append(f"{stored:,} parameters, {dense / stored:,.1f}x fewer than dense ({dense:,})")
         return "\n".join(lines)
+
+
+def _to_dtype(result: Any, dtype: torch.dtype) -> Any:
+    """Output and states in another dtype."""
+    if isinstance(result, PackedSequence):
+        return result.to(dtype)
+    return result.to(dtype) if isinstance(result, Tensor) else tuple(_to_dtype(part, dtype) for part in result)
 
 
 def _check_sizes(input_size: int, hidden_size: int, num_layers: int, dropout: float, proj_size: int) -> None:

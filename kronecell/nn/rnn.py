@@ -21,6 +21,7 @@ from kronecell.formats.recipes import FormatSpecs
 from kronecell.nn.quantized import QuantizedHidden
 from kronecell.nn.recurrent import Direction, Recurrent
 from kronecell.nn.sequences import State
+from kronecell.ops.contract import gradients_follow
 from kronecell.ops.quantized import quantized_gru, quantized_lstm
 from kronecell.ops.recurrence import gru, gru_reference, lstm, lstm_reference
 from kronecell.plans.order import Tree
@@ -39,6 +40,7 @@ class LSTM(Recurrent):
     KEEP_GATE = 1  # f of i f g o
     DENSE = nn.LSTM
     STATES = 2
+    AUTOCAST_LOWERS = True
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class LSTM(Recurrent):
     def run(
         gates: Tensor, weights: Direction, state: State, batch_sizes: Tensor | None, reverse: bool, loop: bool
     ) -> tuple[Tensor, State]:
-        keep = torch.is_grad_enabled()
+        keep = gradients_follow()
         run = lstm_reference if loop else lstm
         h, c = state
         if isinstance(weights.hidden, QuantizedHidden):
@@ -96,6 +98,7 @@ class GRU(Recurrent):
     KEEP_GATE = 1  # z of r z n
     DENSE = nn.GRU
     STATES = 1
+    AUTOCAST_LOWERS = False
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class GRU(Recurrent):
     def run(
         gates: Tensor, weights: Direction, state: State, batch_sizes: Tensor | None, reverse: bool, loop: bool
     ) -> tuple[Tensor, State]:
-        keep = torch.is_grad_enabled()
+        keep = gradients_follow()
         run = gru_reference if loop else gru
         (h,) = state
         if isinstance(weights.hidden, QuantizedHidden):

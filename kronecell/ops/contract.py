@@ -279,6 +279,11 @@ def operand_count(plan: str) -> int:
     return len(ready(plan).program.hot)
 
 
+def gradients_follow() -> bool:
+    """Whether a forward should save what its gradient needs. Not in a traced graph, which must not depend on it."""
+    return torch.is_grad_enabled() and not torch.jit.is_tracing()
+
+
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
     """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255.
 
@@ -295,7 +300,7 @@ def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = Non
             f"input has dtype {x.dtype}, the factors {like.dtype}; convert one with .to(...) (uint8 is fine)"
         )
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    keep = torch.is_grad_enabled() and any([operand.requires_grad for operand in operands])  # noqa: C419 (in the path of a step)
+    keep = gradients_follow() and any([operand.requires_grad for operand in operands])  # noqa: C419 (in the path of a step)
     y: Tensor = contract(rows, operands, bias, plan, keep)[0]
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 

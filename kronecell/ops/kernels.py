@@ -7,6 +7,7 @@ when which of them runs. The schemas stand here and in csrc/, and are compared w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from kronecell.ops.library import load
 from kronecell.ops.registration import operator
 
 
+@lru_cache(maxsize=1)
 def register_width() -> int:
     """float32 numbers in a register of the kernels: 16, 8 or 4, and 0 where no kernels are built."""
     return int(torch.ops.kronecell.register_width()) if load() else 0
