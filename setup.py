@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class BuildKernels(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         REASON.unlink(missing_ok=True)
         try:
-            build(target, HERE / self.build_temp / "csrc")
+            build(target)
         except NoKernels as error:
             text = f"kronecell is installed without its compiled kernels, and runs slower: {error}"
             if os.environ.get("KRONECELL_REQUIRE_KERNELS") == "1":
@@ -71,7 +72,7 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", platform if built else "any"
 
 
-def build(target: Path, objects: Path) -> None:
+def build(target: Path) -> None:
     """Compile and link."""
     if sys.platform == "win32":
         raise NoKernels("they are not ported to Windows")
@@ -88,12 +89,9 @@ def build(target: Path, objects: Path) -> None:
         raise NoKernels("the installed torch has no stable headers (2.10 or newer has)")
     extra = shlex.split(os.environ.get("KRONECELL_CXXFLAGS", ""))
     command = [*compiler, *FLAGS, *extra, "-isystem", str(root / "include")]
+    # A folder for each command: with other flags or another torch, everything is compiled again.
+    objects = HERE / "build" / f"kernels-{sha256(shlex.join(command).encode()).hexdigest()[:12]}"
     objects.mkdir(parents=True, exist_ok=True)
-    stamp, text = objects / "command.txt", shlex.join(command)
-    if not stamp.is_file() or stamp.read_text() != text:  # other flags, or another torch
-        for path in objects.glob("*.o"):
-            path.unlink()
-        stamp.write_text(text)
     newest = max(path.stat().st_mtime for path in [*HEADERS, Path(__file__)])
 
     def compiled(source: Path) -> Path:
