@@ -55,7 +55,21 @@ LAYER = table(
     },
     rest=None,
 )
-ARGUMENTS = {"TensorLinear": LINEAR, "LSTM": LAYER, "GRU": LAYER}
+CELL = table(
+    {"input_size": whole(1, MOST_SIZE), "hidden_size": whole(1, MOST_SIZE)},
+    {
+        "bias": truth,
+        "shared": SHARED,
+        "hidden_shared": SHARED,
+        "order": ORDER,
+        "forget_bias": optional(number(-1e30, 1e30)),
+        "pad_input": truth,
+        "input_format": FORMATS,
+        "hidden_format": FORMATS,
+    },
+    rest=None,
+)
+ARGUMENTS = {"TensorLinear": LINEAR, "LSTM": LAYER, "GRU": LAYER, "LSTMCell": CELL, "GRUCell": CELL}
 TENSOR = table({"shape": many(whole(0, MOST_SIZE), most=64), "dtype": one_of(*DTYPES.values())})
 
 

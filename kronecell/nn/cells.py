@@ -80,7 +80,7 @@ class RecurrentCell(Recurrent):
         """x as (batch, M), h (and c) as (batch, H)."""
         rows = x if x.ndim == 2 else x.unsqueeze(0)
         if hx is None:
-            return rows, tuple([x.new_zeros(len(rows), self.hidden_size, dtype=dtype) for _ in self.state_sizes])
+            return rows, tuple([x.new_zeros(rows.shape[0], self.hidden_size, dtype=dtype) for _ in self.state_sizes])
         state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if len(state) != self.STATES:
             raise ShapeError(f"hx must be {'(h, c)' if self.STATES == 2 else 'h'}, got {len(state)} tensor(s)")
