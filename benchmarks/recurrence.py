@@ -1,9 +1,11 @@
 """Recurrent layers of everyday sizes, W and U compressed: beside torch.nn, its dynamic int8 and ONNX Runtime.
 
-    python -m benchmarks.recurrence [--quick] [--results FOLDER]
+    python -m benchmarks.recurrence [--quick] [--results FOLDER] [--only layers|decoders]
 
 Inference is of frozen modules. A training step is forward, the sum of the outputs, and backward to all parameters. A
-dense layer of ours stands beside torch.nn's: what a layer costs whose U cannot be compressed well. One thread.
+dense layer of ours stands beside torch.nn's: what a layer costs whose U cannot be compressed well. A decoder takes its
+steps by hand: frozen cells, beside our layer called for one step at a time or once for all, and torch.nn's cell. One
+thread.
 """
 
 from __future__ import annotations
@@ -122,7 +124,75 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     return {"title": group.title, **vars(group), "cases": found, "faster": faster, "not run": reasons}
 
 
+def decode(module: Callable[..., Any], x: Tensor, one_step: bool = False) -> Callable[[], object]:
+    """All steps of x by hand, from a state of zeros; `one_step` calls a layer with sequences of one step."""
+
+    def run() -> object:
+        state = None
+        for t in range(len(x)):
+            state = module(x[t : t + 1], state)[1] if one_step else module(x[t], state)
+        return state
+
+    return inference(run)
+
+
+def decoder(group: Group, quick: bool) -> dict[str, Any]:
+    """Time the ways to run a decoder: seconds, and ratios of every other way over our cell."""
+    torch.manual_seed(0)
+    size, recipe = group.size, None if group.recipe == "dense" else group.recipe
+    layer = CELLS[group.cell][1](size, size, input_format=recipe, hidden_format=recipe)
+    cell = getattr(kc, f"{group.cell}Cell")(size, size, input_format=recipe, hidden_format=recipe)
+    cell.load_state_dict({name.replace("_l0", ""): tensor for name, tensor in layer.state_dict().items()})
+    layer, cell = kc.freeze(layer), kc.freeze(cell)
+    x = torch.randn(group.steps, group.batch, size)
+    cases = {
+        "cell": decode(cell, x),
+        "layer, step by step": decode(layer, x, one_step=True),
+        "layer, all steps": inference(lambda: layer(x)),
+        "torch.nn cell": decode(getattr(nn, f"{group.cell}Cell")(size, size), x),
+    }
+    samples = interleave(cases, 1 if quick else 15, case_seconds=0.0 if quick else 1.0)
+    over = {name: ratio(samples, name, "cell").as_dict() for name in cases if name != "cell"}
+    found = {name: summary(samples[name]).as_dict() for name in cases}
+    return {"title": group.title, **vars(group), "cases": found, "over the cell": over}
+
+
+def run_decoders(options: Options) -> None:
+    """Measure decoders of one row."""
+    shapes = [(16, "lowrank:r=2", 3)] if options.quick else [
+        (256, "dense", 100), (256, "lowrank:r=16", 100), (512, "kcp:K=6,CA=4,CB=4", 100), (1024, "lowrank:r=32", 100)
+    ]  # fmt: skip
+    results = []
+    for cell in CELLS:
+        for size, recipe, steps in shapes:
+            group = Group(cell, size, recipe, 1, steps, False)
+            options.say(f"decoder: {group.title}")
+            with threads(1):
+                results.append(decoder(group, options.quick))
+    names = [*results[0]["over the cell"]]
+    rows = []
+    for result in results:
+        each = 1e6 * result["cases"]["cell"]["seconds"] / result["steps"]
+        rows.append((result["title"], f"{each:.1f}", *(f"{result['over the cell'][n]['seconds']:.2f}" for n in names)))
+    text = f"""# Decoders by hand
+
+{machine()}
+
+A loop over frozen cells; the other columns are times over that of the cell in the same round: above 1, the cell is
+faster; medians.
+
+"""
+    head = ("layer, batch x steps", "cell, microseconds a step", *names)
+    write(options, "decoders", {"groups": results}, text + table(head, rows))
+
+
 def run(options: Options) -> None:
+    """Measure everything."""
+    run_layers(options)
+    run_decoders(options)
+
+
+def run_layers(options: Options) -> None:
     """Measure every group and report."""
     results = []
     for group in groups(options.quick):
@@ -148,4 +218,4 @@ peers are their time over ours in the same round: above 1, ours is faster; media
 
 
 if __name__ == "__main__":
-    main(run, __doc__)
+    main(run, __doc__, {"layers": run_layers, "decoders": run_decoders})

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,16 @@ def write(options: Options, name: str, data: dict[str, Any], text: str) -> None:
     options.say(f"{name}: wrote {name}.json and {name}.md")
 
 
-def main(run: Callable[[Options], None], about: str | None) -> None:
-    """The command line of one benchmark."""
+def main(
+    run: Callable[[Options], None], about: str | None, parts: Mapping[str, Callable[[Options], None]] | None = None
+) -> None:
+    """The command line of one benchmark; `--only` runs one of its `parts`."""
     parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one repeat")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
+    if parts:
+        parser.add_argument("--only", choices=[*parts], help="one part of the benchmark")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
+    run = (parts or {}).get(getattr(arguments, "only", None) or "", run)
     run(Options(arguments.quick, arguments.results))

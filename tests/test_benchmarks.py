@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("auto", "projection", "lstm", "recurrence", "parallel", "memory", "growth", "acceptance")
+NAMES = ("auto", "projection", "lstm", "recurrence", "decoders", "parallel", "memory", "growth", "acceptance")
 
 
 def test_all_benchmarks_run_quickly(tmp_path: Path) -> None:
