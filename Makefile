@@ -15,7 +15,7 @@ CROSS ?= aarch64-linux-gnu-g++
 CHECK := csrc/check/kernels.cpp csrc/width.cpp
 CHECK_FLAGS := -std=c++17 -O3 -ffp-contract=fast -Wno-psabi -Icsrc
 
-.PHONY: demo test test-all lint bench docs wheel sanitize test-torch test-aarch64 clean
+.PHONY: demo test test-all fuzz lint bench docs wheel sanitize test-torch test-aarch64 clean
 
 # PASSIVE: threads that spin while they wait make a busy machine many times slower.
 demo: $(STAMP)
@@ -26,6 +26,11 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
+
+# Fresh mutations of every kind of file that is read back, and of requests; what breaks goes to tests/fuzz/corpus.
+MINUTES ?= 10
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -102,9 +102,12 @@ def borne_out(value: Mapping[str, Any], tensors: Kinds) -> None:
     for argument in arguments.values():
         if isinstance(argument, dict) and "class" in argument:
             borne_out(argument, tensors)
-    if value["class"] not in ARGUMENTS:
-        return
     elements = sum(prod(shape) for shape, _ in tensors.values())
+    if value["class"] not in ARGUMENTS:  # a model: its whole numbers, such as that of classes, are sizes of tensors
+        for name, argument in arguments.items():
+            if isinstance(argument, int) and argument > max(elements, 1):
+                raise Wrong(f"{name}: {argument:,} with {elements:,} numbers in all tensors")
+        return
     layers = arguments.get("num_layers", 1) * (2 if arguments.get("bidirectional") else 1)
     if layers > len(tensors):
         raise Wrong(f"num_layers: {layers} layers and directions of {len(tensors)} tensors")

@@ -23,7 +23,7 @@ from kronecell.deploy import modules
 from kronecell.deploy.atomic import write_atomically
 from kronecell.deploy.described import borne_out, description
 from kronecell.deploy.records import Wrong, anything, named, read_json, table, text, whole
-from kronecell.deploy.tensorfile import kinds_of
+from kronecell.deploy.tensorfile import kinds_of, what_differs
 from kronecell.errors import CheckpointError, KronecellError
 from kronecell.training.checkpoint import load_tensors, load_weights
 from kronecell.training.classifier import VideoClassifier
@@ -92,10 +92,15 @@ def load_run(
         arguments = _read_description(folder / DESCRIPTION, tensors)
         try:
             model = VideoClassifier.from_saved(arguments, dtype=next(iter(tensors.values())).dtype, device="meta")
-        except (KronecellError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:  # a constructor may fail in any way on arguments that nobody wrote
             raise CheckpointError(f"{folder / DESCRIPTION} does not describe a model: {error}") from None
     else:
+        if "classifier.weight" not in tensors:
+            raise CheckpointError(f"{folder / WEIGHTS}: missing tensors classifier.weight")
         model = _of_release_0_1(folder, len(tensors["classifier.weight"]), data)
+    expected, found = kinds_of(model.state_dict()), kinds_of(tensors)
+    if expected != found:  # before memory is asked for
+        raise CheckpointError(f"{folder / WEIGHTS}: {what_differs(expected, found)}")
     model = model.to_empty(device=device or "cpu")
     load_weights(model, tensors, folder)
     return model.eval()

@@ -59,7 +59,7 @@ class Question:
         self.m, self.n = self._modes(fields)
         ranks = {name: fields[name].strip() for name in ranks_of(self.kind) if fields.get(name, "").strip()}
         for name, value in ranks.items():
-            if name != "tie" and any(piece.isdigit() and int(piece) > LARGEST["rank"] for piece in value.split("x")):
+            if name != "tie" and any(piece.isdecimal() and int(piece) > LARGEST["rank"] for piece in value.split("x")):
                 raise KronecellError(f"{name} = {value} is beyond {LARGEST['rank']:,}, the largest rank here")
         options = [f"m={'x'.join(map(str, self.m))}", f"n={'x'.join(map(str, self.n))}"]
         self.format: Format = parse(f"{self.kind}:" + ",".join([*options, *(f"{k}={v}" for k, v in ranks.items())]))

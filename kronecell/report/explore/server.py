@@ -133,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What the standard library refuses, in the same form as everything else."""
         self.close_connection = True
+        self.request_version = "HTTP/1.1"  # otherwise a request that it could not read gets an answer without a head
         self._json({"error": on_one_line(message or "refused", 200)}, HTTPStatus(code))
 
     def log_message(self, format: str, *arguments: Any) -> None:
