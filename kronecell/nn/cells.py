@@ -18,7 +18,7 @@ from kronecell.errors import ShapeError
 from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpec
 from kronecell.nn import convert
-from kronecell.nn.recurrent import Recurrent, Self, project
+from kronecell.nn.recurrent import Direction, Recurrent, Self, project
 from kronecell.nn.rnn import GRU, LSTM
 from kronecell.nn.sequences import State
 from kronecell.plans.order import Tree
@@ -59,15 +59,27 @@ class RecurrentCell(Recurrent):
         if input.shape[-1] != self.input_size:
             raise ShapeError(f"input has the wrong width: expected (..., {self.input_size}), got {tuple(input.shape)}")
         device = input.device.type
-        if torch.is_autocast_enabled(device):  # as torch.nn's cells, which keep the dtype of their parameters
+        if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return self._step(input, hx, convert=True)
-        return self._step(input, hx)
+                return self._converted_step(input, hx)
+        return self._step(input, hx, self._direction(""))
 
-    def _step(self, input: Tensor, hx: Any, convert: bool = False) -> Any:
+    def _converted_step(self, input: Tensor, hx: Any) -> Any:
+        """Under autocast: computed in the dtype of the parameters, returned in that of the state or, without, of x.
+
+        These are torch.nn's dtypes.
+        """
         weights = self._direction("")
         dtype = weights.hidden[0].dtype
-        x = input.to(dtype) if convert and input.dtype != torch.uint8 else input
+        state = () if hx is None else (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        like = (state or (input,))[0].dtype
+        x = input if input.dtype == torch.uint8 else input.to(dtype)
+        result = self._step(x, tuple([part.to(dtype) for part in state]) or None, weights)
+        like = like if like.is_floating_point else dtype
+        return tuple([part.to(like) for part in result]) if isinstance(result, tuple) else result.to(like)
+
+    def _step(self, x: Tensor, hx: Any, weights: Direction) -> Any:
+        dtype = weights.hidden[0].dtype
         if x.dtype not in (dtype, torch.uint8):
             raise ShapeError(
                 f"input has dtype {x.dtype}, the parameters {dtype}; convert one with .to(...) (uint8 is fine)"

@@ -213,13 +213,21 @@ def test_bytes_count_from_zero_to_one(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_no_rows_and_autocast_are_as_torchs(cell: str) -> None:
+def test_a_batch_without_rows_is_as_torchs(cell: str) -> None:
     module, theirs = make(cell, dtype=torch.float32), getattr(nn, cell)(INPUT, HIDDEN)
     assert tensors(module(torch.zeros(0, INPUT)))[0].shape == tensors(theirs(torch.zeros(0, INPUT)))[0].shape
-    x = torch.randn(2, INPUT)
+
+
+@pytest.mark.parametrize("of_state", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_x", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cell", CELLS)
+def test_results_under_autocast_have_torchs_dtypes(cell: str, of_x: torch.dtype, of_state: torch.dtype | None) -> None:
+    module = make(cell, input_format="tt:r=2", dtype=torch.float32)
+    x, hx, _ = draw(cell, True, of_state is not None, of_state or torch.float32)
     with torch.autocast("cpu"):
-        assert tensors(module(x))[0].dtype == tensors(theirs(x))[0].dtype == torch.float32
-        assert tensors(module(x.bfloat16()))[0].dtype == torch.float32
+        got, expected = (tensors(each(x.to(of_x), hx)) for each in (module, module.to_dense()))
+    assert [part.dtype for part in got] == [part.dtype for part in expected]
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.03)
 
 
 ERRORS = [
@@ -325,7 +333,7 @@ def test_the_text_of_a_cell_says_what_runs(cell: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 def test_compiled_and_per_sample(cell: str) -> None:
-    module = make(cell, input_format="tt:r=2", dtype=torch.float32)
+    module = make(cell, input_format="tt:r=2", hidden_format="lowrank:r=1", dtype=torch.float32)
     x, hx, _ = draw(cell, True, True, torch.float32)
     expected = tensors(module(x, hx))
     compiled = torch.compile(module, fullgraph=True, backend="eager")
