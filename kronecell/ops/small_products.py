@@ -14,6 +14,7 @@ What to compute is a description, one tensor of int64 (csrc/small_products.cpp r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -71,7 +72,10 @@ def products_of(program: Program) -> Products | None:
         ends += [place[name], len(groups[name]), *groups[name]]
         shapes += [len(groups[name]), *groups[name]]
     head = [VERSION, len(inputs), len(hoisted), len(results)]
-    return Products(inputs, torch.tensor([*head, *sizes.values(), *rows, *ends, *tables]), shapes)
+    # Not torch.tensor: a plan that is met first while something traces, or under torch.device("meta"), would keep a
+    # tensor without numbers.
+    numbers = array("q", [*head, *sizes.values(), *rows, *ends, *tables])
+    return Products(inputs, torch.frombuffer(numbers, dtype=torch.int64), shapes)
 
 
 def _small(ops: Sequence[Op]) -> bool:
