@@ -19,7 +19,7 @@ def steps_of(rows: int, batch: int, batch_sizes: Optional, reverse: bool) -> lis
     steps, first = [], 0
     for size in sizes:
         steps.append((first, size))
-        first += size
+        first = first + size  # torch.jit.trace counts in tensors, which += would change in the step before
     return steps[::-1] if reverse else steps
 
 
