@@ -59,7 +59,7 @@ class RecurrentCell(Recurrent):
         if input.shape[-1] != self.input_size:
             raise ShapeError(f"input has the wrong width: expected (..., {self.input_size}), got {tuple(input.shape)}")
         device = input.device.type
-        if torch.is_autocast_enabled(device):
+        if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return self._converted_step(input, hx)
         return self._step(input, hx, self._direction(""))

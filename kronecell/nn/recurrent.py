@@ -226,7 +226,7 @@ class Recurrent(Cell, nn.Module):
         """
         sequence = open_sequence(input, self.input_size, self.batch_first)
         device = sequence.data.device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return self._run(sequence, hx, affine)
         lower = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
