@@ -23,7 +23,10 @@ class KronecellError(ValueError):
     """Base of everything Kronecell raises on purpose; the command line prints it on one line and exits 2.
 
     The message is cut here, once, because it may quote input of any size.
+    A subclass for what is no mistake of the caller, such as a run that diverged, has 1 as its `exit_code`.
     """
+
+    exit_code = 2
 
     LONGEST: ClassVar[int] = 1000  # characters of a message
 

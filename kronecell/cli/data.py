@@ -36,7 +36,7 @@ def _one_line_errors() -> Iterator[None]:
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    path: Annotated[Path, typer.Argument(help="Folder of clips, or a CSV list.")],
     layout: str = LAYOUT,
     manifest: Path | None = MANIFEST,
     workers: int | None = WORKERS,
@@ -61,18 +61,19 @@ def verify(
         result = data.verify(dataset, workers, True, limits, folds, fold_seed, fold_method)
         target = manifest or Path(f"{dataset.name}-manifest.json")
         write_manifest(target, result.manifest)
-    summary = {**result.summary(), "manifest": str(target)}
+    summary = {**result.summary(), "skipped": [*dataset.skipped], "manifest": str(target)}
     typer.echo(json.dumps(summary) if as_json else _text(summary))
 
 
 @app.command()
 def prepare(
-    path: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    path: Annotated[Path, typer.Argument(help="Folder of clips, or a CSV list.")],
     out: Annotated[Path, typer.Argument(help="Folder of the store; made or updated.")],
     layout: str = LAYOUT,
     width: int = typer.Option(160, min=1, help="Width of the stored frames."),
     height: int = typer.Option(120, min=1, help="Height of the stored frames."),
     max_frames: int = typer.Option(120, min=1, help="Most frames kept of a clip; validation frames always are."),
+    grey: bool = typer.Option(False, "--grey", "-g", help="One channel instead of three: a third of the size."),
     workers: int | None = WORKERS,
     time_limit: float = TIME_LIMIT,
     folds: int = FOLDS,
@@ -91,15 +92,19 @@ def prepare(
         dataset = data.find_dataset(path, layout)
         limits = data.Limits(time=time_limit)
         store = data.prepare(
-            dataset, out, width, height, workers, True, max_frames, limits, folds, fold_seed, fold_method, prune
-        )
+            dataset, out, width, height, workers, True, max_frames, limits, folds, fold_seed, fold_method, prune,
+            channels=1 if grey else 3,
+        )  # fmt: skip
     bad = [{"path": file.name, "reason": file.reason} for file in store.bad]
     facts = {"store": str(out), "clips": len(store), "classes": len(store.classes), "hash": store.manifest_hash}
     if as_json:
-        typer.echo(json.dumps({**facts, "bad": bad}))
+        typer.echo(json.dumps({**facts, "bad": bad, "skipped": dataset.skipped}))
     else:
-        typer.echo(f"{out}: {len(store)} clips of {len(store.classes)} classes, {width} x {height}")
+        colour = ", grey" if grey else ""
+        typer.echo(f"{out}: {len(store)} clips of {len(store.classes)} classes, {width} x {height}{colour}")
         _list("bad, left out", bad)
+        for text in dataset.skipped:
+            typer.echo(f"left out: {text}")
 
 
 @app.command()
@@ -159,6 +164,7 @@ def _text(summary: dict[str, Any]) -> str:
     for title, files in (("damaged, used up to the damage", summary["damaged"]), ("bad", summary["bad"])):
         lines.append(f"{title}: {len(files) or 'none'}")
         lines += [f"  {_printable(file)}" for file in files]
+    lines += [f"left out: {text}" for text in summary["skipped"]]
     lines.append(f"manifest: {summary['manifest']}")
     return "\n".join(lines)
 

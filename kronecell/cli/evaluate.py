@@ -58,7 +58,7 @@ def evaluate(
     if p is None:
         raise KronecellError(f"{model} does not say how clips become frames; it was saved without preprocessing")
     if data is not None:
-        store = find_store(data, out, p.width, p.height, show=not quiet, channels=p.channels)
+        store = find_store(data, out, p.width, p.height, None, not quiet, p.channels)
     else:
         store = find_own_store(classifier, model)
         if store is None:

@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = build()(arguments, prog_name="kronecell", standalone_mode=False)
     except KronecellError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("kronecell: interrupted", err=True)
         sys.exit(130)
@@ -98,6 +98,6 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     typer.echo(f"kronecell: error: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    sys.exit(code)

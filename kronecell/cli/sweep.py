@@ -17,11 +17,13 @@ from typing import Annotated, Any
 
 import typer
 
+from kronecell.cli.models import AsJson, say
 from kronecell.cli.tables import text_table
-from kronecell.cli.train import OUT, SET, find_store
+from kronecell.cli.train import OUT, SET, Data, open_data
 from kronecell.errors import KronecellError
 
 HERE = "here"
+MANY = 20  # runs that are started without a question
 
 
 @dataclass
@@ -39,21 +41,24 @@ class Job:
 
 
 def sweep(
-    pattern: Annotated[str, typer.Argument(help="Names of experiments, as a shell pattern in quotes: 'ucf11-*'.")],
-    data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
+    pattern: Annotated[
+        str, typer.Argument(help="Experiments or TOML files, as a pattern in quotes: 'ucf11-*', 'mine/*.toml'.")
+    ],
+    data: Data,
     folds: Annotated[str, typer.Option(help="Folds to validate on: 0,1,2 or all.")] = "all",
     seeds: Annotated[str, typer.Option(help="Seeds: 0,1,2.")] = "0",
-    epochs: Annotated[int | None, typer.Option(help="Short for --set epochs=N.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", "-e", help="Short for --set epochs=N.")] = None,
     overrides: list[str] | None = SET,
     out: Path = OUT,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time on each node.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-n", min=1, help="Runs at the same time on each node.")] = 1,
     threads: Annotated[int, typer.Option(min=0, help="Threads of torch in each run; 0: cores divided by jobs.")] = 0,
     nodes: Annotated[str, typer.Option(help="Machines that see the same files, as a,b,c; empty is this one.")] = "",
     launcher: Annotated[str, typer.Option(help="How a command is run on a node; the command is appended.")] = (
         "ssh -o BatchMode=yes {node}"
     ),
     dry_run: Annotated[bool, typer.Option(help="Print the commands and do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help=f"Do not ask before more than {MANY} runs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run all experiments that match, on all folds and seeds; what is finished is skipped, the rest continued.
 
@@ -64,9 +69,10 @@ def sweep(
     from kronecell.training.splits import settle_folds
 
     settings = parse_overrides(overrides or [])
-    names = [pattern] if Path(pattern).is_file() else list_experiments(pattern)
+    own = sorted(str(path) for path in Path().glob(pattern) if path.suffix == ".toml") if "*" in pattern else []
+    names = [pattern] if Path(pattern).is_file() else own or list_experiments(pattern)
     if not names:
-        raise KronecellError(f"no experiment matches {pattern!r}; kronecell train --list shows them")
+        raise KronecellError(f"no experiment matches {pattern!r}; `kronecell experiments` lists them")
     if epochs is not None:
         settings["epochs"] = epochs
     chosen = {name: load_experiment(name, settings) for name in names}  # all are checked before one starts
@@ -74,10 +80,10 @@ def sweep(
     extra += [] if epochs is None else ["--epochs", str(epochs)]
     share = threads or max(1, (os.cpu_count() or 1) // jobs)
     source = data
-    if not dry_run:  # decoded once here, not by every run
-        sizes = {(e.width, e.height) for e in chosen.values()}
-        if len(sizes) == 1:
-            source = find_store(data, out, *sizes.pop(), show=not as_json).root
+    one_size = len({(e.width, e.height, e.channels) for e in chosen.values()}) == 1
+    if one_size and not dry_run:  # decoded once here, not by every run
+        for e in chosen.values():  # every experiment's number of classes is checked, the first prepares
+            source = open_data(data, out, e, show=not as_json).root
     store = open_store(source) if (source / "manifest.json").is_file() else None
     queue = []
     for name, e in chosen.items():
@@ -90,6 +96,7 @@ def sweep(
         lines = [shlex.join(job.command) for job in queue]
         typer.echo(json.dumps(lines) if as_json else "\n".join(lines))
         return
+    _ask(queue, yes)
     places = [node for node in nodes.split(",") if node] or [HERE]
     run_queue(queue, [node for node in places for _ in range(jobs)], launcher)
     typer.echo(json.dumps([_facts(job) for job in queue]) if as_json else _table(queue))
@@ -97,8 +104,23 @@ def sweep(
         raise typer.Exit(1)
 
 
+def _ask(queue: Sequence[Job], yes: bool) -> None:
+    """Many runs take days; a pattern that matched more than was meant should not start them."""
+    if yes or len(queue) <= MANY:
+        return
+    text = f"{len(queue)} runs of {len({job.experiment for job in queue})} experiments"
+    if not sys.stdin.isatty():
+        raise KronecellError(f"{text}: --yes starts that many; --dry-run shows them")
+    if not typer.confirm(f"{text}; start them?", err=True):
+        raise typer.Exit(1)
+
+
 def run_queue(queue: Sequence[Job], places: Sequence[str], launcher: str) -> None:
-    """Run all jobs, one at a time on each place; a failed one does not stop the rest."""
+    """Run all jobs, one at a time on each place.
+
+    A run that fails in training does not stop the rest; one that is refused (exit code 2: the data or the settings)
+    does, because the rest would be refused like it.
+    """
     waiting, running = [*queue], dict[int, tuple[Job, subprocess.Popen[str]]]()
     free, done = [*range(len(places))], 0
     old = signal.signal(signal.SIGTERM, _interrupt)
@@ -113,6 +135,11 @@ def run_queue(queue: Sequence[Job], places: Sequence[str], launcher: str) -> Non
                 if process.poll() is not None:
                     _collect(job, process)
                     done += 1
+                    if process.returncode == 2 and waiting:
+                        say(f"the other {len(waiting)} runs are not started: {_title(job)} was refused")
+                        for other in waiting:
+                            other.state, other.message = "not started", "an earlier run was refused"
+                        waiting.clear()
                     text = f"top-1 {job.top1:.1%}" if job.top1 is not None else job.message
                     print(f"[{done}/{len(queue)}] {_title(job)} on {job.node}: {text}", file=sys.stderr, flush=True)
                     del running[slot]

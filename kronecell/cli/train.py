@@ -8,10 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from kronecell.cli.models import AsJson, Quiet, Threads, say
 from kronecell.errors import KronecellError
 
-SET = typer.Option(None, "--set", help="A setting over those of the experiment file, as key=value; may be repeated.")
-OUT = typer.Option(Path("runs"), help="Where run directories are made.")
+Data = Annotated[
+    Path,
+    typer.Option("--data", "-d", help="A store made by `kronecell data prepare`, a folder of clips, or a CSV list."),
+]
+SET = typer.Option(
+    None, "--set", "-s", help="A setting over those of the experiment file, as key=value; may be repeated."
+)
+OUT = typer.Option(Path("runs"), "--out", "-o", help="Where run directories are made.")
 
 
 def _list(show: bool) -> None:
@@ -23,16 +30,19 @@ def _list(show: bool) -> None:
 
 
 def train(
-    experiment: Annotated[str, typer.Argument(help="A packaged experiment (see --list), or the path of a TOML file.")],
-    data: Annotated[Path, typer.Option(help="A store made by `kronecell data prepare`, or a folder of videos.")],
-    fold: Annotated[int, typer.Option(help="The fold to validate on, from 0.")] = 0,
+    experiment: Annotated[
+        str, typer.Argument(help="A packaged experiment (see `kronecell experiments`), or the path of a TOML file.")
+    ],
+    data: Data,
+    fold: Annotated[int, typer.Option("--fold", "-f", help="The fold to validate on, from 0.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, batches and dropout.")] = 0,
-    epochs: Annotated[int | None, typer.Option(help="Short for --set epochs=N.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", "-e", help="Short for --set epochs=N.")] = None,
     overrides: list[str] | None = SET,
     out: Path = OUT,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its own choice.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON document on stdout.")] = False,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
     names: Annotated[bool, typer.Option("--list", callback=_list, is_eager=True, help="List the experiments.")] = False,
 ) -> None:
     """Train one experiment on one fold; run it again to continue what was interrupted.
@@ -54,9 +64,9 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     with torchrun_world(device) as world:
-        store = find_store(data, out, chosen.width, chosen.height, world, channels=chosen.channels)
+        store = open_data(data, out, chosen, world, show=not quiet)
         try:
-            result = run(chosen, store, out, fold, seed, world=world)
+            result = run(chosen, store, out, fold, seed, world=world, show=not quiet)
         except Interrupted:
             if world.is_main:
                 folder = run_folder(out, chosen, fold, seed)
@@ -68,10 +78,22 @@ def train(
             typer.echo(json.dumps(result) if as_json else summary(result, run_folder(out, chosen, fold, seed)))
 
 
+def open_data(data: Path, out: Path, chosen: Any, world: Any = None, show: bool = True) -> Any:
+    """The store for an experiment; the number of classes is checked before anything is decoded."""
+    return find_store(data, out, chosen.width, chosen.height, world, show, chosen.channels, chosen.classes)
+
+
 def find_store(
-    data: Path, out: Path, width: int, height: int, world: Any = None, show: bool = True, channels: int = 3
+    data: Path,
+    out: Path,
+    width: int,
+    height: int,
+    world: Any = None,
+    show: bool = True,
+    channels: int = 3,
+    classes: int = 0,
 ) -> Any:
-    """The store at `data`, or one made of the videos there, kept below `out` for the next run."""
+    """The store at `data`, or one made of the clips there, kept below `out` for the next run."""
     from kronecell.data import find_dataset, open_store, prepare
     from kronecell.training.distributed import World
 
@@ -79,11 +101,25 @@ def find_store(
     if (data / "manifest.json").is_file():
         return open_store(data)
     if not data.exists():
-        raise KronecellError(f"no data at {data}: give a store (kronecell data prepare) or a folder of videos")
+        raise KronecellError(
+            f"no data at {data}: give a store (kronecell data prepare), a folder of videos or a CSV list"
+        )
     dataset = find_dataset(data)
+    if classes not in (0, len(dataset.classes)):
+        raise KronecellError(
+            f"{data}: has {len(dataset.classes)} classes ({', '.join(dataset.classes[:8])}"
+            f"{' ...' if len(dataset.classes) > 8 else ''}), the experiment expects {classes}; "
+            f"--set classes=0 takes what the data has"
+        )
     target = out / "stores" / f"{dataset.name}-{width}x{height}{'-grey' if channels == 1 else ''}"
     if world.is_main:
-        prepare(dataset, target, width, height, progress=show, channels=channels)
+        if show:
+            for text in dataset.skipped:
+                say(f"left out: {text}")
+        store = prepare(dataset, target, width, height, progress=show, channels=channels)
+        if show and store.bad:
+            shown = "; ".join(f"{file.name}: {file.reason}" for file in store.bad[:3])
+            say(f"left out: {len(store.bad)} of {len(dataset.clips)} clips cannot be read, such as {shown}")
     world.wait()
     return open_store(target)
 

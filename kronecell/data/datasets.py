@@ -1,4 +1,6 @@
-"""Folders of videos as data sets: which files, which class, and which group (same source video or person) each has.
+"""Folders of clips, and lists of clips, as data sets: the files, and the class and the group of each.
+
+A group is what clips of one source video or of one person have in common.
 
 Clips of one group look alike, so a group must never be split between training and validation; see ``folds``.
 A group's name starts with its class, so no group is in two classes.
@@ -6,20 +8,25 @@ A group's name starts with its class, so no group is in two classes.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kronecell.data.stills import natural, picture_names
+from kronecell.data.stills import ARRAY_SUFFIXES, is_picture, natural
 from kronecell.errors import DataError, printable
 
 VIDEO_SUFFIXES = frozenset(
     {".avi", ".mpg", ".mpeg", ".mp4", ".m4v", ".mkv", ".mov", ".webm", ".wmv", ".flv"}
     | {".3gp", ".mts", ".m2ts", ".ts", ".ogv", ".divx", ".vob", ".gif"}
 )
+CLIP_SUFFIXES = VIDEO_SUFFIXES | ARRAY_SUFFIXES
 ARCHIVE_SUFFIXES = (".zip", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+LIST_SUFFIXES = (".csv", ".tsv")
+HEADINGS = {"path": ("path", "file", "clip", "video"), "class": ("class", "label"), "group": ("group", "recording")}
 SKIPPED_FOLDERS = frozenset({"annotation", "annotations", "__macosx"})  # UCF11 keeps boxes beside the videos
 
 UCF11_GROUP = re.compile(r"v_.+_\d+")  # v_walk_dog_07
@@ -43,13 +50,17 @@ class Clip:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A folder of labelled videos. ``classes`` are in alphabetical order, ``clips`` in order of their names."""
+    """A folder of labelled clips. ``classes`` are in alphabetical order, ``clips`` in order of their names.
+
+    ``skipped`` are folders at the top that hold no clip, and why: perhaps a class in a form that is not known here.
+    """
 
     name: str
     root: Path
     layout: str
     classes: tuple[str, ...]
     clips: tuple[Clip, ...]
+    skipped: tuple[str, ...] = ()
 
 
 def clips_in(path: str | os.PathLike[str]) -> list[Path]:
@@ -57,7 +68,7 @@ def clips_in(path: str | os.PathLike[str]) -> list[Path]:
     root = Path(path)
     if not root.exists():
         raise DataError(f"{printable(root)}: does not exist")
-    if not root.is_dir() or picture_names(root):
+    if not root.is_dir() or _holds_pictures(os.fspath(root)):
         return [root]
     found = [root / name for name in sorted(_walk(root), key=natural)]
     if not found:
@@ -66,27 +77,40 @@ def clips_in(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:
-    """The data set in a folder; nothing is opened, so a damaged video is still a clip here.
+    """The data set in a folder or in a CSV list; nothing is opened, so a damaged video is still a clip here.
 
-    Layouts: ``ucf11`` (class/v_x_GG/clip), ``ucf50`` (Class/v_Class_gGG_cCC, also UCF101), ``ycf`` (flat,
-    SSSS_VV_CCC_name), ``folder`` (class/clip or class/group/clip), ``auto`` (the first of these that fits).
+    A clip is a video, a .npy or .npz file, or a folder of pictures. Layouts: ``ucf11`` (class/v_x_GG/clip), ``ucf50``
+    (Class/v_Class_gGG_cCC, also UCF101), ``ycf`` (flat, SSSS_VV_CCC_name), ``folder`` (class/clip or
+    class/group/clip), ``auto`` (the first of these that fits).
     """
     root = Path(path)
     if layout != "auto" and layout not in LAYOUTS:
         raise DataError(f"unknown layout '{layout}'; use auto, {', '.join(LAYOUTS)}")
     if root.is_file() and root.name.lower().endswith(ARCHIVE_SUFFIXES):
         raise DataError(f"{printable(root)}: is an archive; unpack it first: kronecell data extract ARCHIVE FOLDER")
+    if root.is_file() and root.suffix.lower() in LIST_SUFFIXES:
+        return read_list(root)
     if not root.is_dir():
-        raise DataError(f"{printable(root)}: is not a folder; give the folder that holds the classes")
+        raise DataError(
+            f"{printable(root)}: is not a folder; give the folder that holds the classes, or a .csv list of paths "
+            f"and classes"
+        )
     root = _without_wrapper(root)
     names = sorted(_walk(root))
     if not names:
-        raise DataError(f"{printable(root)}: holds no video ({', '.join(sorted(VIDEO_SUFFIXES))})")
+        raise DataError(
+            f"{printable(root)}: holds no video ({', '.join(sorted(VIDEO_SUFFIXES))}), no .npy or .npz file and no "
+            f"folder of pictures{_found_instead(root)}"
+        )
     chosen = layout if layout != "auto" else next(key for key, rule in LAYOUTS.items() if _fits(rule, names))
     labelled = []
     for name in names:
         found = LAYOUTS[chosen](tuple(name.split("/")))
         if found is None:
+            if (root / name).is_dir():
+                raise DataError(
+                    f"{printable(root / name)}: holds pictures itself; one folder is one clip: class/clip/picture.png"
+                )
             raise DataError(
                 f"{printable(root / name)}: does not fit layout '{chosen}'; move it away or use --layout folder"
             )
@@ -94,7 +118,66 @@ def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:
     classes = tuple(sorted({label for _, label, _ in labelled}))
     index = {label: number for number, label in enumerate(classes)}
     clips = tuple(Clip(root / name, label, f"{label}/{group}", index[label], name) for name, label, group in labelled)
-    return Dataset(root.resolve().name, root, chosen, classes, clips)
+    return Dataset(root.resolve().name, root, chosen, classes, clips, tuple(_without_clips(root, names)))
+
+
+def read_list(path: Path) -> Dataset:
+    """A CSV list: path, class and perhaps group in columns of these names, or in this order without a first line.
+
+    Paths are relative to the list. Clips of one group (a recording, a person) stay on one side of a fold.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            sample = file.read(4096)
+            file.seek(0)
+            separator = next((mark for mark in ("\t", ";", ",") if mark in sample.partition("\n")[0]), ",")
+            rows = [(number, row) for number, row in enumerate(csv.reader(file, delimiter=separator), 1) if any(row)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{printable(path)}: cannot be read as CSV: {error}") from None
+    if not rows:
+        raise DataError(f"{printable(path)}: is empty; expected lines such as clips/one.mp4,walking")
+    header = [cell.strip().lower() for cell in rows[0][1]]
+    columns = {"path": 0, "class": 1, "group": 2}
+    if any(name in header for name in HEADINGS["path"]):
+        columns = {key: header.index(name) for key, names in HEADINGS.items() for name in names if name in header}
+        rows = rows[1:]
+    if "class" not in columns:
+        raise DataError(f"{printable(path)}: has no column 'class' (or label); its columns are {', '.join(header)}")
+    found: dict[str, tuple[str, str]] = {}
+    for number, row in rows:
+        cells = {key: row[i].strip() for key, i in columns.items() if i < len(row)}
+        name, label = cells.get("path", ""), cells.get("class", "")
+        if not name or not label:
+            raise DataError(f"{printable(path)}, line {number}: expected a path and a class, got {','.join(row)!r}")
+        if name in found:
+            raise DataError(f"{printable(path)}, line {number}: {name} is listed twice")
+        if not (path.parent / name).exists():
+            raise DataError(f"{printable(path)}, line {number}: {printable(path.parent / name)} does not exist")
+        found[name] = label, cells.get("group") or name
+    classes = tuple(sorted({label for label, _ in found.values()}))
+    index = {label: number for number, label in enumerate(classes)}
+    clips = tuple(
+        Clip(path.parent / name, label, f"{label}/{group}", index[label], name)
+        for name, (label, group) in sorted(found.items())
+    )
+    return Dataset(path.stem, path.parent, "list", classes, clips)
+
+
+def _without_clips(root: Path, names: list[str]) -> Iterator[str]:
+    """Top folders of which no clip was found, with what they hold instead."""
+    used = {name.split("/")[0] for name in names}
+    for folder in _entries(root)[0]:
+        if folder not in used:
+            yield f"{printable(folder)}: no clip inside{_found_instead(root / folder)}"
+
+
+def _found_instead(folder: Path) -> str:
+    """What kinds of files a folder holds, for a message."""
+    kinds: Counter[str] = Counter()
+    for _, _, files in os.walk(folder):
+        kinds.update(os.path.splitext(name)[1].lower() or "no ending" for name in files if not name.startswith("."))
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+    return f"; it holds {shown}" if shown else "; it is empty"
 
 
 # A layout maps the parts of a relative path to (class, group within the class), or to None if the path does not fit.
@@ -161,20 +244,36 @@ def _without_wrapper(root: Path) -> Path:
 
 
 def _entries(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of the sub-folders and of the videos of a folder; hidden names (.DS_Store, ._clip.avi) are left out."""
-    folders, videos = [], []
+    """Names of the sub-folders and of the clips of a folder; hidden names (.DS_Store, ._clip.avi) are left out.
+
+    A sub-folder that holds pictures is a clip, not a sub-folder.
+    """
+    folders: list[str] = []
+    videos: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if _is_folder(entry) and entry.name.lower() not in SKIPPED_FOLDERS:
-                    folders.append(entry.name)
-                elif not _is_folder(entry) and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES:
+                if _is_folder(entry):
+                    if entry.name.lower() not in SKIPPED_FOLDERS:
+                        (videos if _holds_pictures(entry.path) else folders).append(entry.name)
+                elif os.path.splitext(entry.name)[1].lower() in CLIP_SUFFIXES:
                     videos.append(entry.name)
     except OSError as error:  # going on would silently lose every clip below
         raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror or error}") from None
     return sorted(folders), sorted(videos)
+
+
+def _holds_pictures(folder: str) -> bool:
+    """Whether a folder is a clip: pictures in it, and no video."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError:  # listed as a folder, which says why it cannot be
+        return False
+    videos = any(os.path.splitext(name)[1].lower() in CLIP_SUFFIXES for name in names)
+    return not videos and any(map(is_picture, names))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -62,6 +62,7 @@ class Loader:
         frames: int = 6,
         workers: int = 0,
         segments: int = SEGMENTS,
+        spread: bool = True,
     ) -> None:
         self.indices = np.asarray(indices, dtype=np.int64)
         if self.indices.ndim != 1 or len(self.indices) == 0:
@@ -84,6 +85,7 @@ class Loader:
             workers,
             segments,
         )
+        self.spread = spread
         self.epoch, self.step = 0, 0
         self.replaced: dict[str, str] = {}  # clip name -> why it was replaced
         self._bad: set[int] = set()
@@ -180,12 +182,14 @@ class Loader:
     def _read(self, i: int, position: int, out: np.ndarray) -> None:
         stored, total = self.store.indices(i), self.store.num_frames(i)
         if not self.train:
-            numbers = validation_frames(total, self.segments, self.frames)
+            numbers = validation_frames(total, self.segments, self.frames, self.spread)
             rows = out.reshape(self.segments * self.frames, -1)
             self.store.read(i, self._positions(stored, total, numbers.ravel()), rows)
             return
         chance = self._chance[position]
-        self.store.read(i, self._positions(stored, total, frames_at(total, chance[1:], self.segments)), out)
+        self.store.read(
+            i, self._positions(stored, total, frames_at(total, chance[1:], self.segments, self.spread)), out
+        )
         if self.flip and chance[0] < 0.5:
             picture = out.reshape(self.frames, self.store.height, self.store.width, self.store.channels)
             picture[:] = picture[:, :, ::-1].copy()

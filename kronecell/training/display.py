@@ -44,11 +44,24 @@ class Display(Callbacks):
         if self.bar is None:
             self._line(f"epoch {self.epoch + 1}/{self.epochs}: validation, batch {done}/{total}")
 
+    def note(self, text: str) -> None:
+        """A line for people, at once."""
+        self._line(text, always=True)
+
     def on_epoch(self, row: dict[str, Any], improved: bool) -> None:
+        """A line for every epoch that was validated, and for others every few seconds; on a terminal above the bar."""
         self.spent += row["seconds"] + row["eval_seconds"]
         self.epochs_timed += 1
         if row["top1"] is not None:
             self.top1 = f", top-1 {row['top1']:.1%}"
+        if row["top1"] is not None or time.monotonic() - self.last_line >= EVERY:
+            score = "" if row["top1"] is None else f", top-1 {row['top1']:.1%}{' (best)' if improved else ''}"
+            seconds = row["seconds"] + row["eval_seconds"]
+            self._line(
+                f"epoch {row['epoch'] + 1}/{self.epochs}: loss {row['loss']:.3f}, train {row['train_accuracy']:.1%}"
+                f"{score}, {seconds:.1f} s",
+                always=True,
+            )
 
     def close(self) -> None:
         """Remove the live line."""
@@ -62,11 +75,15 @@ class Display(Callbacks):
             by_steps = self.spent / self.epochs_timed * (self.epochs - progress.epoch - progress.step / steps)
         return min(by_steps, max(self.max_seconds - progress.seconds, 0.0)) if self.max_seconds else by_steps
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, always: bool = False) -> None:
         now = time.monotonic()
-        if self.show and now - self.last_line >= EVERY:
+        if not self.show or not (always or now - self.last_line >= EVERY):
+            return
+        if self.bar is not None:
+            self.bar.console.print(f"{self.title}: {text}", highlight=False, markup=False)
+        else:
             print(f"{self.title}: {text}", file=sys.stderr, flush=True)
-            self.last_line = now
+        self.last_line = now
 
 
 def _bar(title: str, epochs: int) -> tuple[Any, Any]:

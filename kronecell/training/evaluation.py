@@ -125,7 +125,8 @@ def evaluate_clips(
     position = {label: number for number, label in enumerate(_names_for(model, store))}
     indices = range(len(store)) if indices is None else indices
     videos = max(1, batch_size // p.segments)
-    loader = Loader(store, indices, videos, seed=0, train=False, frames=p.frames, segments=p.segments, workers=1)
+    sampling = {"frames": p.frames, "segments": p.segments, "spread": p.spread}
+    loader = Loader(store, indices, videos, seed=0, train=False, workers=1, **sampling)  # type: ignore[arg-type]
     confusion = np.zeros((len(position), len(position)), dtype=np.int64)
     names, answers, groups = [*position], [], set()
     group_of = {clip.name: clip.group for clip in store.clips}

@@ -49,6 +49,7 @@ class Experiment:
     channels: int = 3  # 1: grey
     frames: int = 6
     segments: int = 10
+    spread: bool = True  # samples of clips shorter than segments * frames reach over half of the clip
     normalise: str = "pixel"
     pixel_mean: float = 0.0
     input_gain: float = 1.0
@@ -129,7 +130,7 @@ class Experiment:
 
     def preprocessing(self) -> Preprocessing:
         """How clips become frames."""
-        return Preprocessing(self.width, self.height, self.channels, self.frames, self.segments)
+        return Preprocessing(self.width, self.height, self.channels, self.frames, self.segments, self.spread)
 
     def train_settings(self, seed: int) -> TrainSettings:
         """The part that `fit` reads."""
@@ -159,6 +160,7 @@ class Experiment:
         return "".join(f"{field.name} = {_toml(getattr(self, field.name))}\n" for field in fields(self))
 
 
+OLD = {"spread": False}  # what release 0.1, whose files lack these settings, did
 _DEFAULTS = {f.name: f.default for f in fields(Experiment)}
 KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Experiment)}
 
@@ -233,7 +235,7 @@ def differences(old: Mapping[str, Any], new: Experiment) -> list[str]:
     free = {"checkpoint_seconds", "workers"}  # these do not change a single number
     found = []
     for key, value in dataclasses.asdict(new).items():
-        before = old.get(key, _DEFAULTS[key])  # a setting that an older release did not have
+        before = old.get(key, OLD.get(key, _DEFAULTS[key]))  # a setting that an older release did not have
         before = tuple(before) if isinstance(before, list) else before
         if key not in free and before != value:
             found.append(f"{key} was {before!r}, is {value!r}")

@@ -32,6 +32,8 @@ class Interrupted(Exception):
 class Diverged(KronecellError):
     """The loss or a gradient became NaN or infinite."""
 
+    exit_code = 1
+
 
 @dataclass(frozen=True)
 class TrainSettings:

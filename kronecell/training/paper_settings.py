@@ -20,6 +20,12 @@ class Setting:
 
 
 TR_M = (4, 2, 5, 8, 6, 5, 3, 2)  # TR has input modes of its own, the same for all data sets
+# Some classes by which a data set is recognised, in small letters and without separators.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "UCF11": ("basketball", "biking", "diving", "swing", "tennisswing"),
+    "YCF": (),  # names of people, written in several ways
+    "UCF50": ("baseballpitch", "basketball", "biking", "yoyo"),
+}
 SETTINGS = {
     "UCF11": Setting((8, 20, 20, 18), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 11, 400),
     "YCF": Setting((4, 20, 20, 36), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 47, 400),

@@ -26,6 +26,7 @@ class Preprocessing:
     channels: int = 3
     frames: int = 6
     segments: int = 10
+    spread: bool = True  # see kronecell.data.clips: how clips of fewer than segments * frames frames are sampled
 
     @property
     def input_size(self) -> int:
@@ -77,11 +78,11 @@ def read_segments(source: Source, preprocessing: Preprocessing) -> tuple[Tensor,
     if isinstance(source, (str, os.PathLike)):
 
         def needed(count: int) -> np.ndarray:
-            return np.unique(validation_frames(count, p.segments, p.frames))
+            return np.unique(validation_frames(count, p.segments, p.frames, p.spread))
 
         video = decode(source, p.width, p.height, needed, channels=p.channels)
         count, damage = video.num_frames, video.damage
-        numbers = validation_frames(count, p.segments, p.frames)
+        numbers = validation_frames(count, p.segments, p.frames, p.spread)
         pictures = video.frames[np.searchsorted(video.indices, numbers)]
     else:
         array = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
@@ -89,7 +90,7 @@ def read_segments(source: Source, preprocessing: Preprocessing) -> tuple[Tensor,
             array = array.reshape(len(array), p.height, p.width, p.channels)
         array = to_bytes(array)
         count, damage = len(array), None
-        numbers = validation_frames(count, p.segments, p.frames)
+        numbers = validation_frames(count, p.segments, p.frames, p.spread)
         used = np.unique(numbers)
         small = np.stack([resize(array[i], p.width, p.height, p.channels) for i in used])
         pictures = small[np.searchsorted(used, numbers)]

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kronecell.training.display import Display, TensorBoard
 from kronecell.training.distributed import World
 from kronecell.training.environment import environment
 from kronecell.training.experiment import (
+    OLD,
     Experiment,
     differences,
     list_experiments,
@@ -43,10 +45,10 @@ from kronecell.training.experiment import (
     read_toml,
 )
 from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, average_over, fit, make_optimiser
-from kronecell.training.protocol import deviations
+from kronecell.training.protocol import deviations, settle_data
 from kronecell.training.records import read_result, read_status, saved_progress
 from kronecell.training.saved import WEIGHTS, write_description
-from kronecell.training.splits import loaders, settle_folds
+from kronecell.training.splits import data_notes, loaders, settle_folds
 
 __all__ = [
     "Experiment",
@@ -57,6 +59,12 @@ __all__ = [
     "run",
     "run_folder",
 ]
+
+
+class Busy(KronecellError):
+    """Another process trains this run."""
+
+    exit_code = 1
 
 
 def run_folder(out: Path, experiment: Experiment, fold: int, seed: int) -> Path:
@@ -80,8 +88,10 @@ def run(
     SIGTERM and SIGINT save a checkpoint and raise Interrupted. `notes` are added to the deviations in the result.
     """
     world = world or World()
-    experiment = settle_folds(experiment, store)  # so that the run directory says which folds it used
+    # So that the run directory says which folds it used, and on which data.
+    experiment = settle_data(settle_folds(experiment, store), store.manifest["name"], store.classes)
     folder = run_folder(Path(out), experiment, fold, seed)
+    experiment = _as_started(folder, experiment)
     finished = _finished_result(folder, experiment, store)
     world.wait()  # every process reads before one of them writes
     if finished is not None:
@@ -146,6 +156,8 @@ def _train(
             save_checkpoint(folder, model, optimiser, {**identity, "progress": progress.as_dict()}, progress.steps)
         world.wait()
 
+    for text in data_notes(experiment, store):
+        display.note(text)
     try:
         fit(
             model,
@@ -296,16 +308,25 @@ def _settle_config(folder: Path, experiment: Experiment, world: World) -> None:
         _write_json(folder / "environment.json", environment(world.size, str(world.device)))
 
 
+def _as_started(folder: Path, experiment: Experiment) -> Experiment:
+    """Settings that an older release did not have are what it did, in a run that it started."""
+    path = folder / "config.toml"
+    old = read_toml(path) if is_there(path) else OLD
+    missing: dict[str, Any] = {key: value for key, value in OLD.items() if key not in old}
+    return replace(experiment, **missing)
+
+
 def _check_config(folder: Path, experiment: Experiment) -> None:
     path = folder / "config.toml"
-    if is_there(path):
+    begun = any(is_there(folder / name) for name in (RECORD, "result.json"))
+    if is_there(path) and begun:  # what never made a step is simply started with the new settings
         changed = differences(read_toml(path), experiment)
         if changed:
             raise KronecellError(
                 f"{folder}: was started with other settings ({'; '.join(changed[:4])}); "
                 f"use another --out or --set name=..., or delete the folder"
             )
-    elif is_there(folder / RECORD) or is_there(folder / "result.json"):
+    elif begun:
         raise CheckpointError(f"{printable(path)} is missing: with which settings this run was started is not known")
 
 
@@ -324,7 +345,7 @@ def _lock(folder: Path, world: World) -> Iterator[None]:
             remove_temporaries(folder)  # of a process that was killed while writing
             yield
     except LockedError:
-        raise KronecellError(f"{folder}: another process is training here; wait for it or use --out") from None
+        raise Busy(f"{folder}: another process is training here; wait for it or use --out") from None
 
 
 @contextmanager

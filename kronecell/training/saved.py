@@ -27,7 +27,7 @@ from kronecell.deploy.tensorfile import kinds_of, what_differs
 from kronecell.errors import CheckpointError, KronecellError
 from kronecell.training.checkpoint import load_tensors, load_weights
 from kronecell.training.classifier import VideoClassifier
-from kronecell.training.experiment import load_experiment
+from kronecell.training.experiment import OLD, load_experiment, read_toml
 
 DESCRIPTION, WEIGHTS, SETTINGS = "model.json", "best.safetensors", "config.toml"
 SCHEMA = table(
@@ -145,7 +145,8 @@ def _read_description(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def _of_release_0_1(folder: Path, classes: int, data: str | os.PathLike[str] | None) -> VideoClassifier:
-    experiment = load_experiment(str(folder / SETTINGS))
+    own = read_toml(folder / SETTINGS)
+    experiment = load_experiment(str(folder / SETTINGS), {key: old for key, old in OLD.items() if key not in own})
     facts: dict[str, Any] = {"experiment": experiment.name, "format": experiment.format}
     try:
         result = json.loads((folder / "result.json").read_text())

@@ -58,7 +58,24 @@ def loaders(
     inside = [i for i, f in enumerate(folds) if f != fold]
     outside = [i for i, f in enumerate(folds) if f == fold]
     common = {"seed": seed, "rank": world.rank, "world_size": world.size, "frames": experiment.frames}
-    common |= {"workers": experiment.workers, "segments": experiment.segments}
+    common |= {"workers": experiment.workers, "segments": experiment.segments, "spread": experiment.spread}
     train = Loader(store, inside, experiment.batch_size, flip=experiment.flip, **common)  # type: ignore[arg-type]
     videos = world.size * max(1, experiment.batch_size // (experiment.segments * world.size))
     return train, Loader(store, outside, videos, train=False, **common)  # type: ignore[arg-type]
+
+
+def data_notes(experiment: Experiment, store: Store) -> list[str]:
+    """What a person should know about the data when training starts."""
+    notes = []
+    needed = experiment.segments * experiment.frames
+    short = sum(store.num_frames(i) < needed for i in range(len(store)))
+    if short and experiment.spread:
+        notes.append(
+            f"{short} of {len(store)} clips have fewer than {needed} frames ({experiment.segments} segments of "
+            f"{experiment.frames}): their samples overlap, each over half of the clip"
+        )
+    present = {clip.label for clip in store.clips}
+    missing = [label for label in store.classes if label not in present]
+    if missing:
+        notes.append(f"no readable clip of the class(es) {', '.join(missing[:8])}")
+    return notes

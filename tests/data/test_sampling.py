@@ -21,7 +21,8 @@ def test_training_frames_ascend_inside_a_window_of_one_segment(
     assert frames.shape == (count,)
     assert frames.min() >= 0 and frames.max() < total
     assert (np.diff(frames) >= 0).all()
-    assert frames[-1] - frames[0] <= max(total / segments, min(count, total))
+    short = total / 2 if total < segments * count else 0  # too short to be cut: a window of half of it
+    assert frames[-1] - frames[0] <= max(total / segments, min(count, total), short)
     if total >= count:
         assert len(set(frames.tolist())) >= min(count, 2)
 
@@ -51,7 +52,15 @@ def test_training_windows_reach_every_frame() -> None:
 
 def test_training_window_of_just_six_frames_is_six_in_a_row() -> None:
     generator = np.random.default_rng(0)
-    assert all((np.diff(data.training_frames(30, generator)) == 1).all() for _ in range(100))
+    assert all((np.diff(data.training_frames(60, generator)) == 1).all() for _ in range(100))
+    assert all((np.diff(data.training_frames(30, generator, spread=False)) == 1).all() for _ in range(100))
+
+
+def test_samples_of_a_short_video_reach_over_half_of_it_and_the_whole_is_covered() -> None:
+    frames = data.validation_frames(30)
+    assert (frames[:, -1] - frames[:, 0] >= 12).all() and frames.min() <= 1 and frames.max() >= 28
+    neighbours = data.validation_frames(30, spread=False)
+    assert (np.diff(neighbours, axis=1) == 1).all()
 
 
 @settings(max_examples=100, deadline=None)
