@@ -1,10 +1,13 @@
-// gru: all steps of a GRU over finished gates, and gru_backward, its gradients back through time. The schemas and what the
-// arguments mean are in kronecell/ops/recurrence.py.
+// gru: all steps of a GRU over finished gates, and gru_backward, its gradients back through time; quantized_gru: the same
+// over U as integers. The schemas and what the arguments mean are in kronecell/ops/recurrence.py and quantized.py.
+#include "quantized_border.h"
 #include "recurrence_border.h"
 
 #define KERNEL_FILE "recurrence_gates.h"
 #include "widths.h"
 #define KERNEL_FILE "recurrence_products.h"
+#include "widths.h"
+#define KERNEL_FILE "quantized_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
@@ -16,24 +19,17 @@ namespace kronecell {
 using GruResult = std::tuple<Tensor, Tensor, Tensor>;
 using GruGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-static GruResult gru(Tensor gates, Tensors hidden, MaybeTensor bias_n, Tensor h, MaybeTensor batch_sizes, bool reverse,
-                     bool keep) {
-    check_shape(h, {-1, -1}, "gru", "h");
-    const long size = h.size(1), batch = h.size(0);
-    if (!all_float("gru", {&gates, &h}, hidden, {&bias_n}))
-        return dispatch<GruResult>("kronecell_reference::gru", "", gates, hidden, bias_n, h, batch_sizes, reverse, keep);
-    const Layout layout("gru", gates, batch, batch_sizes, reverse);
-    hidden = made_contiguous(hidden), bias_n = made_contiguous(bias_n);
-    const Hidden u = check_hidden("gru", hidden, 3, size, size);
-    if (bias_n) check_shape(*bias_n, {size}, "gru", "bias_n");
-    gates = gates_read("gru", gates, u);
-
+static GruResult gru_over(const char* op, Tensor gates, const Layout& layout, const Hidden& u, const MaybeTensor& bias_n,
+                          const Tensor& h, bool keep) {
+    const long size = h.size(1);
+    if (bias_n) check_shape(*bias_n, {size}, op, "bias_n");
+    gates = gates_read(op, gates, u);
     const Tensor output = new_floats(gates, rows_by(gates, size)), h_n = copy_of(h);
     const Tensor active = new_floats(gates, keep ? rows_by(gates, 4 * size) : std::vector<int64_t>{0});
     const GruForward to{floats_or_null(bias_n), floats_of(output), floats_of(h_n), keep ? floats_of(active) : nullptr};
     std::vector<long> offsets;
     const Gates from = gates_of(gates, layout, offsets);
-    const bool pack = pays_to_pack(u, layout, false);
+    const bool pack = !u.integers && pays_to_pack(u, layout, false);
     const Buffer packed(CALL(hidden_memory, u, pack, false));
     Prepared prepared;
     CALL(hidden_prepare, &prepared, u, pack, false, packed.get());
@@ -42,6 +38,34 @@ static GruResult gru(Tensor gates, Tensors hidden, MaybeTensor bias_n, Tensor h,
         CALL(gru_run, prepared, from, layout.steps, to, first, some, memory.get());
     });
     return {output, h_n, active};
+}
+
+static GruResult gru(Tensor gates, Tensors hidden, MaybeTensor bias_n, Tensor h, MaybeTensor batch_sizes, bool reverse,
+                     bool keep) {
+    check_shape(h, {-1, -1}, "gru", "h");
+    const long size = h.size(1), batch = h.size(0);
+    if (!all_float("gru", {&gates, &h}, hidden, {&bias_n}))
+        return dispatch<GruResult>("kronecell_reference::gru", "", gates, hidden, bias_n, h, batch_sizes, reverse, keep);
+    const Layout layout("gru", gates, batch, batch_sizes, reverse);
+    hidden = made_contiguous(hidden), bias_n = made_contiguous(bias_n);
+    return gru_over("gru", gates, layout, check_hidden("gru", hidden, 3, size, size), bias_n, h, keep);
+}
+
+using Quantized2 = std::tuple<Tensor, Tensor>;
+
+static Quantized2 quantized_gru(Tensor gates, Tensor weight, Tensor scales, int64_t bits, int64_t group, MaybeTensor bias_n,
+                                Tensor h, MaybeTensor batch_sizes, bool reverse) {
+    const char* op = "quantized_gru";
+    check_shape(h, {-1, -1}, op, "h"), check_cpu(weight, op, "weight");
+    if (!all_float(op, {&gates, &h, &scales}, {}, {&bias_n}) || !is_readable(weight, scales, bits))
+        return dispatch<Quantized2>("kronecell_reference::quantized_gru", "", gates, weight, scales, bits, group, bias_n, h,
+                                    batch_sizes, reverse);
+    const Layout layout(op, gates, h.size(0), batch_sizes, reverse);
+    bias_n = made_contiguous(bias_n), weight = made_contiguous(weight), scales = made_contiguous(scales);
+    const Quantized integers = check_quantized(op, weight, scales, bits, group, h.size(1));
+    const auto [output, h_n, active] =
+        gru_over(op, gates, layout, quantized_hidden(op, integers, 3, h.size(1)), bias_n, h, false);
+    return {output, h_n};
 }
 
 static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTensor d_active, Tensors hidden, MaybeTensor bias_n,
@@ -90,12 +114,15 @@ static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTen
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
     m.def("gru(Tensor gates, Tensor[] hidden, Tensor? bias_n, Tensor h, Tensor? batch_sizes, bool reverse, bool keep) -> "
           "(Tensor, Tensor, Tensor)");
+    m.def("quantized_gru(Tensor gates, Tensor weight, Tensor scales, int bits, int group, Tensor? bias_n, Tensor h, "
+          "Tensor? batch_sizes, bool reverse) -> (Tensor, Tensor)");
     m.def("gru_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_active, Tensor[] hidden, Tensor? bias_n, Tensor h, "
           "Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, bool weights) -> "
           "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
     m.impl("gru", TORCH_BOX(&gru));
+    m.impl("quantized_gru", TORCH_BOX(&quantized_gru));
     m.impl("gru_backward", TORCH_BOX(&gru_backward));
 }
 

@@ -1,10 +1,13 @@
-// lstm: all steps of an LSTM over finished gates, and lstm_backward, its gradients back through time. The schemas and what
-// the arguments mean are in kronecell/ops/recurrence.py.
+// lstm: all steps of an LSTM over finished gates, and lstm_backward, its gradients back through time; quantized_lstm: the
+// same over U as integers. The schemas and what the arguments mean are in kronecell/ops/recurrence.py and quantized.py.
+#include "quantized_border.h"
 #include "recurrence_border.h"
 
 #define KERNEL_FILE "recurrence_gates.h"
 #include "widths.h"
 #define KERNEL_FILE "recurrence_products.h"
+#include "widths.h"
+#define KERNEL_FILE "quantized_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
@@ -25,17 +28,10 @@ static void check_states(const char* op, const Tensor& h, const Tensor& c, const
         check_shape(h, {c.size(0), c.size(1)}, op, "h");
 }
 
-static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTensor project, MaybeTensor batch_sizes,
-                       bool reverse, bool keep) {
-    check_states("lstm", h, c, project);
-    const long size = c.size(1), width = h.size(1), batch = h.size(0);
-    if (!all_float("lstm", {&gates, &h, &c}, hidden, {&project}))
-        return dispatch<LstmResult>("kronecell_reference::lstm", "", gates, hidden, h, c, project, batch_sizes, reverse, keep);
-    const Layout layout("lstm", gates, batch, batch_sizes, reverse);
-    hidden = made_contiguous(hidden), project = made_contiguous(project);
-    const Hidden u = check_hidden("lstm", hidden, 4, size, width);
-    gates = gates_read("lstm", gates, u);
-
+static LstmResult lstm_over(const char* op, Tensor gates, const Layout& layout, const Hidden& u, const Tensor& h,
+                            const Tensor& c, const MaybeTensor& project, bool keep) {
+    const long size = c.size(1), width = h.size(1);
+    gates = gates_read(op, gates, u);
     const Tensor output = new_floats(gates, rows_by(gates, width)), h_n = copy_of(h), c_n = copy_of(c);
     const Tensor active = new_floats(gates, keep ? rows_by(gates, 4 * size) : std::vector<int64_t>{0});
     const Tensor cells = new_floats(gates, keep ? rows_by(gates, size) : std::vector<int64_t>{0});
@@ -43,7 +39,7 @@ static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTe
                          keep ? floats_of(active) : nullptr, keep ? floats_of(cells) : nullptr};
     std::vector<long> offsets;
     const Gates from = gates_of(gates, layout, offsets);
-    const bool pack = pays_to_pack(u, layout, false);
+    const bool pack = !u.integers && pays_to_pack(u, layout, false);
     const Buffer packed(CALL(hidden_memory, u, pack, false));
     Prepared prepared;
     CALL(hidden_prepare, &prepared, u, pack, false, packed.get());
@@ -52,6 +48,34 @@ static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTe
         CALL(lstm_run, prepared, from, layout.steps, to, first, some, memory.get());
     });
     return {output, h_n, c_n, active, cells};
+}
+
+static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTensor project, MaybeTensor batch_sizes,
+                       bool reverse, bool keep) {
+    check_states("lstm", h, c, project);
+    const long size = c.size(1), width = h.size(1), batch = h.size(0);
+    if (!all_float("lstm", {&gates, &h, &c}, hidden, {&project}))
+        return dispatch<LstmResult>("kronecell_reference::lstm", "", gates, hidden, h, c, project, batch_sizes, reverse, keep);
+    const Layout layout("lstm", gates, batch, batch_sizes, reverse);
+    hidden = made_contiguous(hidden), project = made_contiguous(project);
+    return lstm_over("lstm", gates, layout, check_hidden("lstm", hidden, 4, size, width), h, c, project, keep);
+}
+
+using Quantized3 = std::tuple<Tensor, Tensor, Tensor>;
+
+static Quantized3 quantized_lstm(Tensor gates, Tensor weight, Tensor scales, int64_t bits, int64_t group, Tensor h, Tensor c,
+                                 MaybeTensor project, MaybeTensor batch_sizes, bool reverse) {
+    const char* op = "quantized_lstm";
+    check_states(op, h, c, project), check_cpu(weight, op, "weight");
+    if (!all_float(op, {&gates, &h, &c, &scales}, {}, {&project}) || !is_readable(weight, scales, bits))
+        return dispatch<Quantized3>("kronecell_reference::quantized_lstm", "", gates, weight, scales, bits, group, h, c, project,
+                                    batch_sizes, reverse);
+    const Layout layout(op, gates, h.size(0), batch_sizes, reverse);
+    project = made_contiguous(project), weight = made_contiguous(weight), scales = made_contiguous(scales);
+    const Quantized integers = check_quantized(op, weight, scales, bits, group, h.size(1));
+    const auto [output, h_n, c_n, active, cells] =
+        lstm_over(op, gates, layout, quantized_hidden(op, integers, 4, c.size(1)), h, c, project, false);
+    return {output, h_n, c_n};
 }
 
 static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTensor d_c, MaybeTensor d_active,
@@ -108,12 +132,15 @@ static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeT
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
     m.def("lstm(Tensor gates, Tensor[] hidden, Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, "
           "bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("quantized_lstm(Tensor gates, Tensor weight, Tensor scales, int bits, int group, Tensor h, Tensor c, Tensor? project, "
+          "Tensor? batch_sizes, bool reverse) -> (Tensor, Tensor, Tensor)");
     m.def("lstm_backward(Tensor? d_output, Tensor? d_h_n, Tensor? d_c_n, Tensor? d_active, Tensor? d_cells, Tensor[] hidden, "
           "Tensor h, Tensor c, Tensor? project, Tensor? batch_sizes, bool reverse, Tensor output, Tensor active, Tensor cells, "
           "bool weights) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(kronecell, CPU, m) {
     m.impl("lstm", TORCH_BOX(&lstm));
+    m.impl("quantized_lstm", TORCH_BOX(&quantized_lstm));
     m.impl("lstm_backward", TORCH_BOX(&lstm_backward));
 }
 

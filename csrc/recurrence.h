@@ -2,6 +2,7 @@
 #pragma once
 
 #include "operands.h"
+#include "quantized.h"
 
 namespace kronecell {
 
@@ -13,8 +14,11 @@ struct Hidden {
     bool by_gate;
     const float* first;   // U or In
     const float* second;  // Out
+    const Quantized* integers = nullptr;  // a dense U of integers, in place of `first`
 
     long narrow() const { return by_gate ? gates * rank : rank; }
+    // Memory for numbers between x and h U^T.
+    long between(long rows) const { return integers ? integers->memory() : rows * narrow(); }
     long columns() const { return gates * size; }
 };
 
@@ -27,7 +31,7 @@ struct Columns {
 // U as it is read at every step, forward or backward; packed once for all of them where that pays.
 struct Prepared {
     Hidden u;
-    bool by_dots;  // a dense U, forward, that is not packed
+    bool by_dots;  // a dense U, forward, that is not packed; always if it is of integers
     Columns columns[4];
 };
 

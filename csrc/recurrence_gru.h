@@ -46,7 +46,7 @@ APART void gru_step_back(const float* active, const float* before, const float* 
     }
 }
 
-long gru_memory(const Hidden& u, long rows) { return rows * (u.columns() + u.narrow()); }
+long gru_memory(const Hidden& u, long rows) { return rows * u.columns() + u.between(rows); }
 
 // All steps of `some` rows of the batch from row `start` on; h holds the first state and then the last one.
 void gru_run(const Prepared& p, const Gates& gates, const Steps& steps, const GruForward& to, long start, long some,

@@ -12,7 +12,7 @@ long hidden_memory(const Hidden& u, bool pack, bool back) {
 // `many`: U is read often enough to be packed. A dense U is packed by the number of steps alone, see PACKED_STEPS.
 void hidden_prepare(Prepared* p, const Hidden& u, bool many, bool back, float* memory) {
     p->u = u;
-    p->by_dots = !u.rank && !back && !many;
+    p->by_dots = u.integers || (!u.rank && !back && !many);
     if (p->by_dots) return;
     if (!u.rank) {
         p->columns[0] = back ? columns_of(u.first, u.width, u.columns(), u.width, many, memory)
@@ -29,11 +29,13 @@ void hidden_prepare(Prepared* p, const Hidden& u, bool many, bool back, float* m
     }
 }
 
-// to (rows, gates * size) = h (rows, width) U^T; `narrow` is memory for u.narrow() numbers a row.
+// to (rows, gates * size) = h (rows, width) U^T; `narrow` is memory for u.between(rows) numbers.
 INLINE void hidden_product(const Prepared& p, const float* h, float* narrow, float* to, long rows) {
     const Hidden& u = p.u;
     const long columns = u.columns(), between = u.narrow();
-    if (p.by_dots) {
+    if (u.integers) {
+        quantized_product(*u.integers, h, u.width, nullptr, to, columns, rows, 0, columns, narrow);
+    } else if (p.by_dots) {
         dots(h, u.width, u.first, u.width, to, columns, rows, columns, u.width);
     } else if (!u.rank) {
         multiply_columns(h, u.width, p.columns[0], to, columns, rows, false);

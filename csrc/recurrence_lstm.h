@@ -54,13 +54,13 @@ void lstm_states(const float* active, const float* cells, float* h, long rows, l
             store_some(h + j, load_some(active + 3 * size + j, size - j) * tanh_of(load_some(cells + j, size - j)), size - j);
 }
 
-long lstm_memory(const Hidden& u, long rows) { return rows * (u.columns() + u.narrow() + u.size); }
+long lstm_memory(const Hidden& u, long rows) { return rows * (u.columns() + u.size) + u.between(rows); }
 
 // All steps of `some` rows of the batch from row `start` on; h and c hold the first state and then the last one.
 void lstm_run(const Prepared& p, const Gates& gates, const Steps& steps, const LstmForward& to, long start, long some,
               float* memory) {
     const long size = p.u.size, width = p.u.width;
-    float *sums = memory, *narrow = sums + some * p.u.columns(), *full = narrow + some * p.u.narrow();
+    float *sums = memory, *narrow = sums + some * p.u.columns(), *full = narrow + p.u.between(some);
     float *h = to.h + start * width, *c = to.c + start * size;
     for (long turn = 0; turn < steps.count; turn++) {
         const long t = steps.at(turn), rows = steps.of_part(t, start, some), at = steps.first[t] + start;

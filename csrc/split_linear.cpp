@@ -4,6 +4,8 @@
 
 #define KERNEL_FILE "recurrence_products.h"
 #include "widths.h"
+#define KERNEL_FILE "quantized_kernel.h"
+#include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
 
