@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.nn.cells import RecurrentCell
-from kronecell.nn.linear import TensorLinear
+from kronecell.nn.linear import TensorLinear, split_text
 from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
-from kronecell.nn.splitting import split_matrices
+from kronecell.nn.splitting import matrices_of
 from kronecell.nn.torch_kernel import dense_hidden
 from kronecell.ops.contract import plain_execute
 
@@ -111,12 +111,12 @@ def _node_input(x: Tensor, W: Tensor | nn.Module) -> tuple[Tensor, Tensor] | Non
     if not isinstance(W, TensorLinear):
         assert isinstance(W, Tensor)
         return x, W
-    split = split_matrices(W.format.network(W.gates, W.shared), W.factors())
-    if split is None:
+    split = split_text(W.matrix)
+    if split is None or not split.narrow:
         return None
     missing = W.in_features - x.shape[-1]
     x = F.pad(x, (0, missing)) if missing else x
-    In, Out = split
+    In, Out = matrices_of(split, W.factors())
     if Out.ndim == 3:  # every gate has columns of its own: Out is block diagonal
         Out = torch.block_diag(*Out)
     return x @ In.t(), Out.t()

@@ -7,16 +7,12 @@ once per forward; so is one whose split would cost as much as the dense product.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from torch import Tensor
 
-from kronecell.nn.linear import TensorLinear
+from kronecell.nn.linear import TensorLinear, split_text
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
-from kronecell.nn.splitting import matrices_of
-from kronecell.ops.registration import constant_when_traced
-from kronecell.plans.network import Network
-from kronecell.plans.split import Split, split_of
+from kronecell.nn.splitting import SplitText, matrices_of
+from kronecell.plans.plan import plan_of
 
 WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
 
@@ -41,8 +37,7 @@ def macs_of(weight: TensorLinear) -> tuple[int, int]:
     split = _worthwhile(weight)
     if split is None:
         return weight.in_features * weight.out_features, weight.dense_plan().hoisted_macs
-    once = split.inner.hoisted_macs + split.outer.hoisted_macs
-    return split.width * weight.in_features + split.rank * weight.out_features, once
+    return split.macs, split.hoisted_macs
 
 
 def explain_hidden(weight: TensorLinear) -> str:
@@ -51,23 +46,14 @@ def explain_hidden(weight: TensorLinear) -> str:
     costs = f"{macs:,} multiply-adds a row and step, {once:,} once per forward"
     if split is None:
         return f"U {weight.format}, made dense: {costs}\n{weight.dense_plan()}"
-    between = f"{split.width} columns between{' of all gates' if split.gated else ''}"
-    return f"U {weight.format}, run as h In and In Out with {between}: {costs}\n{split.inner}\n\n{split.outer}"
+    between = f"{split.columns} columns between{' of all gates' if split.own_columns else ''}"
+    plans = f"{plan_of(split.inner)}\n\n{plan_of(split.outer)}"
+    return f"U {weight.format}, run as h In and In Out with {between}: {costs}\n{plans}"
 
 
-@constant_when_traced
-def _worthwhile(weight: TensorLinear) -> Split | None:
-    if type(weight) is not TensorLinear:  # one that is a sum over processes has no split of its own
+def _worthwhile(weight: TensorLinear) -> SplitText | None:
+    """The split of a matrix, if it saves enough; one that is a sum over processes has none of its own."""
+    split = split_text(weight.matrix) if type(weight) is TensorLinear else None
+    if split is None or split.macs > WORTH_SPLITTING * split.width * split.outputs:
         return None
-    return _worthwhile_split(weight.format.network(weight.gates, weight.shared), weight.in_features)
-
-
-@lru_cache(maxsize=256)
-def _worthwhile_split(network: Network, width: int) -> Split | None:
-    split = split_of(network)
-    if split is None:
-        return None
-    outputs = 1
-    for size in network.shape(network.outputs):
-        outputs *= size
-    return split if split.width * width + split.rank * outputs <= WORTH_SPLITTING * width * outputs else None
+    return split

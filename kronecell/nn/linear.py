@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
-from kronecell.nn.splitting import split_matrices
+from kronecell.nn.splitting import SplitText, matrices_of
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import apply, check_tensor, contract_network, gradients_follow, operand_count, prepare
+from kronecell.ops.contract import apply, check_tensor, contract_text, gradients_follow, operand_count, prepare
 from kronecell.ops.recurrence import split_linear
 from kronecell.ops.registration import constant_when_traced
 from kronecell.ops.tune import choices, explain
-from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, optimal
 from kronecell.plans.plan import Plan, plan_of
 
@@ -153,17 +152,17 @@ class TensorLinear(nn.Module):
             for step, operand in enumerate(prepare(plan, self.factors())):
                 self.register_buffer(f"frozen_{number}_{step}", operand.contiguous(), persistent=False)
 
-        split = split_matrices(self.format.network(self.gates, self.shared), self.factors())
+        text = split_text(self.matrix)
+        split = None if text is None or not text.narrow else matrices_of(text, self.factors())
         if split is not None and split[0].numel() + split[1].numel() <= SPLIT_ELEMENTS:
             for name, matrix in zip(("frozen_in", "frozen_out"), split, strict=True):
                 self.register_buffer(name, matrix.contiguous(), persistent=False)
 
     def _split_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x In Out + bias for a few rows of a stream, in one call."""
-        dtype = self.frozen_in.dtype
-        if x.dtype != dtype:
-            x = x.to(dtype) * (1 / 255 if x.dtype == torch.uint8 else 1)
-        weight = [self._buffers["frozen_in"], self._buffers["frozen_out"]]
+        weight = [self.get_buffer("frozen_in"), self.get_buffer("frozen_out")]
+        if x.dtype == torch.uint8:
+            x = x.to(weight[0].dtype) * (1 / 255)
         y = split_linear(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]), weight, self.gates, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -198,11 +197,11 @@ class TensorLinear(nn.Module):
 
     def dense_plan(self) -> Plan:
         """How the weight is made dense."""
-        return _dense_plan(self.format.network(self.gates, self.shared))
+        return plan_of(_dense_text(self.matrix))
 
     def dense_weight(self) -> Tensor:
         """The weight in torch's layout, (gates * N, M); differentiable."""
-        W = contract_network(self.dense_plan(), self.factors())
+        W = contract_text(_dense_text(self.matrix), self.factors())
         return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
 
     @torch.no_grad()
@@ -342,6 +341,16 @@ def _product(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str
 
 
 @lru_cache(maxsize=256)
-def _dense_plan(network: Network) -> Plan:
-    dense = network.as_dense()
-    return Plan(dense, optimal(dense), order="dense")
+@constant_when_traced
+def _dense_text(matrix: str) -> str:
+    format, gates, shared, _ = _matrices[matrix]
+    dense = format.network(gates, shared).as_dense()
+    return Plan(dense, optimal(dense), order="dense").text
+
+
+@lru_cache(maxsize=256)
+@constant_when_traced
+def split_text(matrix: str) -> SplitText | None:
+    """How a layer's matrix splits, if it does, as operators take it."""
+    format, gates, shared, _ = _matrices[matrix]
+    return SplitText.of(format.network(gates, shared))

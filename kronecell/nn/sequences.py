@@ -41,7 +41,7 @@ class Sequence(NamedTuple):
             return [tuple([self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes])] * count
         pair = len(sizes) == 2
         parts = tuple(hx) if pair and isinstance(hx, (tuple, list)) else (hx,)
-        if len(parts) != len(sizes) or not all([isinstance(part, Tensor) for part in parts]):
+        if len(parts) != len(sizes) or not all(isinstance(part, Tensor) for part in parts):
             got = f"{len(parts)} of {type(parts[0]).__name__}" if parts else "nothing"
             raise ShapeError(f"hx must be {'the tensors (h_0, c_0)' if pair else 'the tensor h_0'}, got {got}")
         for name, part, size in zip(("h_0", "c_0"), parts, sizes, strict=False):

@@ -43,6 +43,11 @@ class Ready:
     def network(self) -> Network:
         return self.plan.network
 
+    @property
+    def closed(self) -> bool:
+        """Whether there is no x."""
+        return not self.program.hot
+
 
 @lru_cache(maxsize=4096)
 @constant_when_traced
@@ -60,7 +65,7 @@ def ready(text: str) -> Ready:
     hoisted = tuple(op for op, source in zip(program.hot, sources, strict=True) if not source)
     made = tuple(op.right for op in hoisted if op.right in program.hoisted_results)
     read = {name for op in program.hoisted for name in (op.left, op.right)} | {op.right for op in hoisted}
-    used = tuple(name in read for name in names)
+    used = tuple(name in read or not program.hot for name in names)
     return Ready(plan, program, hoisted, made, products_of(program) if made else None, names, used, sources)
 
 
@@ -76,25 +81,41 @@ def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
-    """Results of hoisted steps, and factors that are permuted, laid out for the steps with x that take them."""
+    """Results of hoisted steps, and factors that are permuted, laid out for the steps with x that take them.
+
+    Of a network without x, it is the contracted network.
+    """
     of = ready(plan)
     found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain=True)
+    if of.closed:
+        return [of.program.last(found[of.program.result])]
     return [op.lay_out(found[op.right]) for op in of.hoisted]
 
 
 def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     of = ready(plan)
     tensors = _tensors(of.network, factors)
+    if of.closed:
+        result = of.program.last(engine.run_hoisted(of.program, tensors)[of.program.result])
+        return [result.contiguous() if of.program.hoisted else _copy(result)]
     if of.products is None:
         tensors = engine.run_hoisted(of.program, tensors)
-        return [op.lay_out(tensors[op.right]).clone() for op in of.hoisted]
+        return [_copy(op.lay_out(tensors[op.right])) for op in of.hoisted]
     given = [tensors[name] for name in of.products.inputs]
     results = iter(small_products.kernel(given, of.products.description, of.products.shapes))
-    return [next(results) if op.right in of.made else op.lay_out(tensors[op.right]).clone() for op in of.hoisted]
+    return [next(results) if op.right in of.made else _copy(op.lay_out(tensors[op.right])) for op in of.hoisted]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The result of an operator: no alias of an input, and contiguous as its fake says."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
-    return [factors[0].new_empty(op.right_view.groups) for op in ready(plan).hoisted]
+    of = ready(plan)
+    if of.closed:
+        return [factors[0].new_empty(of.network.shape(of.network.outputs))]
+    return [factors[0].new_empty(op.right_view.groups) for op in of.hoisted]
 
 
 def _hoist_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -122,12 +143,20 @@ def _hoist_backward(
 ) -> list[Tensor]:
     of = ready(plan)
     tensors = _tensors(of.network, factors)
+    if of.closed:
+        gradient = of.program.last.undo(upstream[0])
+        if of.program.hoisted:
+            gradients = engine.hoisted_gradients(of.program, tensors, {of.program.result: gradient})
+        else:
+            gradients = {of.program.result: gradient.reshape(tensors[of.program.result].shape)}
+        return _wanted_of(gradients, of, factors, wanted)
+    pairs = [*zip(of.hoisted, upstream, strict=True)]
     gradients = {
         op.right: op.right_view.undo(gradient).reshape(tensors[op.right].shape)
-        for op, gradient in zip(of.hoisted, upstream, strict=True)
+        for op, gradient in pairs
         if op.right not in of.made
     }
-    above = [gradient for op, gradient in zip(of.hoisted, upstream, strict=True) if op.right in of.made]
+    above = [gradient for op, gradient in pairs if op.right in of.made]
     if of.products is not None:
         inputs = of.products.inputs
         flags = [name in of.names and wanted[of.names.index(name)] for name in inputs]
@@ -135,9 +164,16 @@ def _hoist_backward(
         found = small_products_backward.kernel(above, given, of.products.description, flags)
         gradients.update(zip(inputs, found, strict=True))
     elif above:
-        gradients |= engine.hoisted_gradients(of.program, tensors, dict(zip(of.made, above, strict=True)))
+        results = {op.right: op.right_view.undo(gradient) for op, gradient in pairs if op.right in of.made}
+        gradients |= engine.hoisted_gradients(of.program, tensors, results)
+    return _wanted_of(gradients, of, factors, wanted)
+
+
+def _wanted_of(
+    gradients: Mapping[str, Tensor], of: Ready, factors: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor]:
     empty = factors[0].new_empty(0)
-    return [gradients[name].clone() if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
+    return [_copy(gradients[name]) if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
 
 
 def _hoist_backward_fake(
@@ -178,7 +214,8 @@ def _contract_reference(
 def _contract(
     x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    return engine.forward(ready(plan).program, x, operands, bias, keep)
+    y, saved = engine.forward(ready(plan).program, x, operands, bias, keep)
+    return y.contiguous(), saved
 
 
 def _contract_fake(
@@ -219,7 +256,8 @@ def _backward_reference(
 def _backward(
     upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
-    return engine.backward(ready(plan).program, upstream, x, operands, saved, wanted)
+    found = engine.backward(ready(plan).program, upstream, x, operands, saved, wanted)
+    return [gradient.contiguous() for gradient in found]
 
 
 def _backward_fake(
@@ -290,7 +328,7 @@ def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = Non
     Under autocast products with x are of lower precision, as nn.Linear's.
     """
     like, device = operands[0], x.device.type
-    if like.dtype == torch.float32 and torch.is_autocast_enabled(device):
+    if like.dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         operands = [operand.to(dtype) for operand in operands]
         bias = None if bias is None else bias.to(dtype)
@@ -327,9 +365,13 @@ def contract_network(plan: Plan, factors: Mapping[str, Tensor]) -> Tensor:
     if plan.network.inputs:
         raise PlanError("contract_network() is for networks without input; use execute(plan, x, factors)")
     check_factors(plan.network, factors)
-    of = ready(plan.text)
-    found = engine.run_hoisted(of.program, _tensors(of.network, [factors[name] for name in of.names]))
-    return of.program.last(found[of.program.result])
+    return contract_text(plan.text, factors)
+
+
+def contract_text(plan: str, factors: Mapping[str, Tensor]) -> Tensor:
+    """The same by the text of a plan, for factors that fit."""
+    result: Tensor = hoist([factors[name] for name in operand_sources(plan)[0]], plan)[0]
+    return result
 
 
 def check_factors(network: Network, factors: Mapping[str, Tensor]) -> None:

@@ -52,12 +52,10 @@ def run_hoisted(program: Program, tensors: Mapping[str, Tensor], plain: bool = F
 def hoisted_gradients(
     program: Program, tensors: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Gradients of everything that the hoisted steps read, from those of the results as they are laid out."""
-    values, steps, by = run_hoisted(program, tensors), program.hoisted_results, Kernels()
+    """Gradients of everything that the hoisted steps read, from those of their results, which may be regrouped."""
+    values, by = run_hoisted(program, tensors), Kernels()
     made = {op.out: op for op in program.hoisted}
-    gradients: dict[str, Tensor] = {}
-    for name, gradient in upstream.items():
-        gradients[name] = steps[name].right_view.undo(gradient).reshape(made[name].shape)
+    gradients = {name: gradient.reshape(made[name].shape) for name, gradient in upstream.items()}
     for op in reversed(program.hoisted):
         whole = product_gradient(op, gradients[op.out])
         small = op.lay_out(values[op.right])

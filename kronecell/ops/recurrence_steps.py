@@ -25,7 +25,7 @@ def steps_of(rows: int, batch: int, batch_sizes: Optional, reverse: bool) -> lis
 
 def flat_rows(tensor: Tensor, batch_sizes: Optional) -> Tensor:
     """(T, B, n) as (T * B, n); what is packed is so already."""
-    return tensor.flatten(0, 1) if batch_sizes is None else tensor
+    return tensor.reshape(-1, tensor.shape[-1]) if batch_sizes is None else tensor
 
 
 def advanced(state: Tensor, rows: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def product(h: Tensor, hidden: Sequence[Tensor]) -> Tensor:
 def _by_gate(x: Tensor, factors: Tensor) -> Tensor:
     """Each gate's columns of x (rows, gates * a) times its own matrix of (gates, a, b)."""
     gates, a, b = factors.shape
-    return (x.unflatten(1, (gates, a)).transpose(0, 1) @ factors).transpose(0, 1).reshape(len(x), gates * b)
+    return (x.reshape(-1, gates, a).transpose(0, 1) @ factors).transpose(0, 1).reshape(len(x), gates * b)
 
 
 def _to_narrow(upstream: Tensor, Out: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor])
         of_out = narrow.t() @ upstream
     else:
         gates, r, size = Out.shape
-        of_out = narrow.unflatten(1, (gates, r)).permute(1, 2, 0) @ upstream.unflatten(1, (gates, size)).transpose(0, 1)
+        of_out = narrow.reshape(-1, gates, r).permute(1, 2, 0) @ upstream.reshape(-1, gates, size).transpose(0, 1)
     return _to_narrow(upstream, Out).t() @ before, of_out
 
 

@@ -151,7 +151,7 @@ def _small_products_backward(
     upstream: Sequence[Tensor], inputs: Sequence[Tensor], description: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor]:
     """Gradients of the inputs from those of the results; a gradient of shape (0,) is zeros, or is not wanted."""
-    made, pull_back = torch.func.vjp(lambda *given: tuple(_small_products(given, description, ())), *inputs)
+    made, pull_back = torch.func.vjp(lambda *given: tuple(_small_products(given, description, ())), *inputs)  # type: ignore[misc]
     above = tuple(
         gradient if gradient.numel() else torch.zeros_like(result)
         for gradient, result in zip(upstream, made, strict=True)
