@@ -311,22 +311,29 @@ def fits() -> str:
     return f"{table(head, lines)}\n\nFrom `benchmarks/results/decompose.json` (`python -m benchmarks.decompose`)."
 
 
-def targets() -> str:
-    """Targets and measured figures, from benchmarks/results/acceptance.json."""
-    data = read("acceptance")
+def sizes() -> str:
+    """Recurrent layers of everyday sizes beside torch's, from benchmarks/results/recurrence.json."""
+    data = read("recurrence")
     if data is None:
-        return "No measurement is in `benchmarks/results` yet; `make bench` makes one."
-    lines = []
-    for point in data["points"]:
-        figure = "" if point["measured"] is None else f"{point['measured']:.2f}"
-        bound = f"{'at most' if point['at_most'] else 'at least'} {point['target']:g}"
-        lines.append([point["what"], figure, bound, "yes" if point["holds"] else "**no**", point["note"]])
-    return table(("ratio in one run, one thread", "measured", "target", "holds", "where"), lines)
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.recurrence` makes one."
+    columns: dict[str, None] = {}
+    found: dict[str, dict[str, str]] = {}
+    for group in data["groups"]:
+        column = "training" if group["grad"] else f"{group['batch']} x {group['steps']}"
+        columns[column] = None
+        line = found.setdefault(f"{group['cell']} {group['size']}, `{group['recipe']}`", {})
+        line[column] = f"{_digits(group['faster']['torch.nn']['seconds'])}x"
+    lines = [[name, *(line.get(column, "") for column in columns)] for name, line in found.items()]
+    about = (
+        "W and U in the format, input size and hidden size the same, one thread: times faster than `torch.nn` (batch x "
+        "steps, frozen for inference). From `benchmarks/results/recurrence.json`, which has int8 and ONNX Runtime, too."
+    )
+    return f"{about}\n\n{table(('layer', *columns), lines)}"
 
 
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline, "fits": fits, "targets": targets,
+    "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
     "accuracy": lambda: accuracy() or NOTHING,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
