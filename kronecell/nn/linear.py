@@ -107,7 +107,8 @@ class TensorLinear(nn.Module):
         like = getattr(self, self._names[0])
         grad = gradients_follow() and like.requires_grad
         rows = 1 << max(0, rows - 1).bit_length()  # one choice for each power of two
-        threads = _threads() if choices.names else 0  # a measured choice is for a number of threads
+        measured = choices.names and not torch.compiler.is_compiling()  # such a choice is for a number of threads
+        threads = torch.get_num_threads() if measured else 0
         return self.matrix, rows, grad, like.dtype, like.device.type, threads, choices.edition
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -312,12 +313,6 @@ def _described(format: Format, gates: int, shared: Sharing, order: str | Tree) -
 
 
 @constant_when_traced
-def _threads() -> int:
-    return torch.get_num_threads()
-
-
-@lru_cache(maxsize=4096)
-@constant_when_traced
 def plan_text(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int) -> str:
     """The plan of a layer as operators take it."""
     return _chosen(matrix, rows, grad, dtype, device, threads, edition).text
@@ -340,7 +335,6 @@ def _product(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str
     return Product(format.network(gates, shared), orders, name, rows, grad, dtype, device)
 
 
-@lru_cache(maxsize=256)
 @constant_when_traced
 def _dense_text(matrix: str) -> str:
     format, gates, shared, _ = _matrices[matrix]
@@ -348,7 +342,6 @@ def _dense_text(matrix: str) -> str:
     return Plan(dense, optimal(dense), order="dense").text
 
 
-@lru_cache(maxsize=256)
 @constant_when_traced
 def split_text(matrix: str) -> SplitText | None:
     """How a layer's matrix splits, if it does, as operators take it."""

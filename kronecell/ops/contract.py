@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -49,7 +48,6 @@ class Ready:
         return not self.program.hot
 
 
-@lru_cache(maxsize=4096)
 @constant_when_traced
 def ready(text: str) -> Ready:
     """A plan's text, parsed and lowered."""
@@ -302,7 +300,6 @@ def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
     return operands
 
 
-@lru_cache(maxsize=4096)
 @constant_when_traced
 def operand_sources(plan: str) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Names of the factors; and of every operand the number of its factor and its shape, or () from `hoist`."""
@@ -310,7 +307,6 @@ def operand_sources(plan: str) -> tuple[tuple[str, ...], tuple[tuple[int, ...], 
     return of.names, of.sources
 
 
-@lru_cache(maxsize=4096)
 @constant_when_traced
 def operand_count(plan: str) -> int:
     """How many operands a plan takes."""

@@ -15,6 +15,7 @@ compiled CPU kernel. From these:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -92,12 +93,19 @@ class Operator:
 
 
 def constant_when_traced(function: Function) -> Function:
-    """torch.compile calls this function while it traces, and takes the result as a constant instead of tracing it.
+    """Cached by its arguments; and torch.compile, while it traces, calls it and takes the result as a constant.
 
-    That is torch.compiler.assume_constant_result, which imports the whole compiler, 1.5 seconds, to set a mark.
+    That is torch.compiler.assume_constant_result, which imports the whole compiler, 1.5 seconds, to set a mark. The
+    cache is inside: the compiler warns of one that it meets itself.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    cached = lru_cache(maxsize=4096)(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        return cached(*args)
+
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 def _is_compiled(name: str) -> bool:
