@@ -85,9 +85,12 @@ def description(value: Any, place: str) -> None:
             description(argument, f"{place}.arguments.{name}")
 
 
+INTEGERS = table(
+    {"bits": whole(3, 8), "group": whole(0, MOST_SIZE), "error": number(0, 1e30)}, {"leg": whole(-1, 64)}, rest=None
+)
 CONFIG = table(
     {"modules": named(description, most=10_000), "tensors": named(TENSOR, most=MOST_TENSORS)},
-    {"kronecell_file": whole(1, 1000), "init": whole(0, 1000)},
+    {"kronecell_file": whole(1, 1000), "init": whole(0, 1000), "integers": named(INTEGERS, most=MOST_TENSORS)},
 )
 
 
@@ -102,7 +105,8 @@ def borne_out(value: Mapping[str, Any], tensors: Kinds) -> None:
     for argument in arguments.values():
         if isinstance(argument, dict) and "class" in argument:
             borne_out(argument, tensors)
-    elements = sum(prod(shape) for shape, _ in tensors.values())
+    # A byte of packed integers is up to eight thirds of a number.
+    elements = sum(prod(shape) * (3 if dtype == "uint8" else 1) for shape, dtype in tensors.values())
     if value["class"] not in ARGUMENTS:  # a model: its whole numbers, such as that of classes, are sizes of tensors
         for name, argument in arguments.items():
             if isinstance(argument, int) and argument > max(elements, 1):

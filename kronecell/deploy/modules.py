@@ -6,6 +6,7 @@ save that was interrupted between the two files is noticed when it is read.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -28,14 +29,16 @@ from kronecell.deploy.tensorfile import (
     what_differs,
     write_tensors,
 )
-from kronecell.errors import CheckpointError, printable
+from kronecell.errors import CheckpointError, ShapeError, printable
 from kronecell.formats import Format, parse
 from kronecell.nn.cells import GRUCell, LSTMCell, RecurrentCell
 from kronecell.nn.linear import TensorLinear
+from kronecell.nn.quantize import is_quantized, layout, with_layout, with_report
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
 FILE_VERSION = 1  # raised when a reader of the old version could not read the new one
+INTEGERS_VERSION = 2  # of files with integers as weights; the others stay readable for older releases
 INIT_VERSION = 1  # raised when the same seed no longer gives the same first weights
 TENSORS, CONFIG = "model.safetensors", "config.json"
 LAYERS: dict[str, type[nn.Module]] = {
@@ -72,10 +75,12 @@ def save(module: nn.Module, path: str | Path) -> Path:
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad)} has values that are not finite")
+    integers = layout(module)
     config = {
-        "kronecell_file": FILE_VERSION,
+        "kronecell_file": INTEGERS_VERSION if integers else FILE_VERSION,
         "init": INIT_VERSION,
         "modules": {name: describe(part) for name, part in _ours_inside(module)},
+        **({"integers": integers} if integers else {}),
         "tensors": {
             name: {"shape": [*tensor.shape], "dtype": dtype_name(tensor.dtype)} for name, tensor in tensors.items()
         },
@@ -92,13 +97,17 @@ def save(module: nn.Module, path: str | Path) -> Path:
 
 
 def load(path: str | Path, into: nn.Module | None = None, device: torch.device | str | None = None) -> Any:
-    """The module saved in the folder `path`, rebuilt, or `into` filled with what was saved from a module like it."""
+    """The module saved in the folder `path`, rebuilt, or `into` filled with what was saved from a module like it.
+
+    If integers were saved (see kc.quantize) and `into` has floats, a quantized copy of it is returned.
+    """
     folder = Path(path)
     config, tensors = read_saved(folder, device)
+    integers = config.get("integers", {})
     if into is None:
         module = _build(config, folder).to_empty(device=device or "cpu")
     else:
-        module = into
+        module = into if layout(into) == integers else _with_room(into, integers, folder)
         # A file of release 0.1 describes only the layers inside a model that now describes itself.
         known = OURS if "" in config["modules"] else LAYERS
         described = {name: describe(part) for name, part in _ours_inside(module, known)}
@@ -113,7 +122,20 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
         if expected != saved:
             raise CheckpointError(f"{printable(folder)}: {what_differs(expected, saved)}")
     module.load_state_dict(tensors, strict=True)
-    return module
+    return with_report(module) if integers else module
+
+
+def _with_room(into: nn.Module, integers: Mapping[str, Any], folder: Path) -> Any:
+    """A copy for the integers of a file."""
+    if is_quantized(into):
+        raise CheckpointError(
+            f"{printable(folder)}: the module has other integers than the file, or the file has none; fill the module "
+            "that kc.quantize was called with"
+        )
+    try:
+        return with_layout(copy.deepcopy(into), integers)
+    except ShapeError as error:
+        raise CheckpointError(f"{printable(folder)}: {error}") from None
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
@@ -188,14 +210,17 @@ def read_saved(folder: Path, device: torch.device | str | None = None) -> tuple[
     return config, read_tensors(folder / TENSORS, check, device, "save the module again", finite=True)
 
 
-def build(description: Mapping[str, Any], tensors: Kinds, source: str) -> nn.Module:
+def build(
+    description: Mapping[str, Any], tensors: Kinds, source: str, integers: Mapping[str, Any] | None = None
+) -> nn.Module:
     """The module that a checked description names, without memory, if it has exactly these tensors."""
-    dtypes = sorted({dtype for _, dtype in tensors.values()})
+    dtypes = sorted({dtype for name, (_, dtype) in tensors.items() if not (integers and name.endswith(".integers"))})
     if len(dtypes) != 1:
         raise CheckpointError(f"{source}: expected tensors of one dtype, got {dtypes}")
     try:
         borne_out(description, tensors)
         module = rebuild(description, dtype=getattr(torch, dtypes[0]), device="meta")
+        module = with_layout(module, integers) if integers else module
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
     except Exception as error:  # a constructor may fail in any way on arguments that nobody wrote
@@ -213,7 +238,7 @@ def _build(config: Mapping[str, Any], folder: Path) -> nn.Module:
             f"{printable(folder)} holds a module that is not one of {', '.join(OURS)}; build it, then call "
             "load(path, into=module)"
         )
-    return build(description, tensors_of(config), printable(folder / CONFIG))
+    return build(description, tensors_of(config), printable(folder / CONFIG), config.get("integers"))
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
@@ -226,9 +251,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
     version = config.get("kronecell_file") if isinstance(config, dict) else None
     if isinstance(version, bool) or not isinstance(version, int):
         raise CheckpointError(f"{name} was not written by kronecell: it has no 'kronecell_file' version")
-    if version > FILE_VERSION:
+    if version > INTEGERS_VERSION:
         raise CheckpointError(
-            f"{name} has file version {version}, this kronecell reads up to {FILE_VERSION}; install a newer kronecell"
+            f"{name} has file version {version}, this kronecell reads up to {INTEGERS_VERSION}; install a newer one"
         )
     return checked(config, SCHEMA, CheckpointError, name), _digest(content)
 

@@ -23,6 +23,7 @@ from kronecell.deploy.onnx_layers import OnnxCell, OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
 from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear
+from kronecell.nn.quantize import dequantize, is_quantized
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
@@ -65,7 +66,7 @@ def export_onnx(
     axes of TensorLinear, and axes 0 (batch) and 1 (time, in inputs of three or more axes) of other modules.
     """
     onnxruntime = _import_runtime()
-    module = copy.deepcopy(module).eval()
+    module = (dequantize(module) if is_quantized(module) else copy.deepcopy(module)).eval()
     _check_module(module, streaming)
     module = _with_our_layers(module, densify)
     arguments = example if isinstance(example, tuple) else (example,)

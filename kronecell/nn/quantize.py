@@ -62,6 +62,14 @@ class Quantization:
     bytes_before: int
     bytes_after: int
 
+    @classmethod
+    def of(cls, module: nn.Module) -> Quantization:
+        """Of a module with integers."""
+        matrices = tuple(_report(name, part) for name, part in module.named_modules() if isinstance(part, Integers))
+        after = bytes_of(module)
+        saved = sum(matrix.bytes_before - matrix.bytes_after for matrix in matrices)
+        return cls(matrices, after + saved, after)
+
     @property
     def ratio(self) -> float:
         """How many times smaller the whole model is."""
@@ -107,14 +115,22 @@ def quantize(module: nn.Module, bits: int = 8, group: Group = None) -> Any:
     ...
     """
     check_options(module, bits, group)
-    if any(isinstance(part, Integers) for part in module.modules()):
+    if is_quantized(module):
         raise PlanError("the module is quantized already: quantize the module that it came from")
-    size = _Rounding(bits, 0 if group == "row" else group)  # type: ignore[arg-type]
-    before = bytes_of(module)
-    result = size.convert(copy.deepcopy(module).eval().requires_grad_(False), "")
-    report = Quantization((*size.matrices,), before, bytes_of(result))
-    object.__setattr__(result, "quantization", report)
-    return result
+    rounding = _Rounding(bits, 0 if group == "row" else group)  # type: ignore[arg-type]
+    result = rounding.convert(copy.deepcopy(module).eval().requires_grad_(False), "")
+    return with_report(result)
+
+
+def with_report(module: nn.Module) -> Any:
+    """The module with its report."""
+    module.quantization = Quantization.of(module)  # type: ignore[assignment]
+    return module
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether there are integers inside."""
+    return any(isinstance(part, Integers) for part in module.modules())
 
 
 def check_options(module: Any, bits: Any, group: Any) -> None:
@@ -133,7 +149,6 @@ class _Rounding:
 
     def __init__(self, bits: int, group: int | None) -> None:
         self.bits, self.group = bits, group
-        self.matrices: list[MatrixReport] = []
         self.done: dict[int, nn.Module] = {}  # by the identity of the module: one in two places stays one
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
@@ -169,9 +184,7 @@ class _Rounding:
         if weight.numel() <= SMALL:
             return None
         _check_dtype(weight, name)
-        layer = QuantizedLinear.of(weight, bias, self.bits, self.group, name)
-        self.report(name, weight, layer.matrix(), layer)
-        return layer
+        return QuantizedLinear.of(weight, bias, self.bits, self.group, name)
 
     def factors(self, layer: TensorLinear, name: str) -> None:
         """The factors of a compressed matrix as integers."""
@@ -180,17 +193,15 @@ class _Rounding:
             if factor.numel() > SMALL:
                 _check_dtype(factor, _joined(name, part))
                 made[part] = QuantizedFactor.of(factor, self.bits, self.group, _joined(name, part))
-                self.report(_joined(name, part), factor, made[part].factor(), made[part])
         with_integers(layer, made)
 
-    def report(self, name: str, weight: Tensor, rounded: Tensor, integers: Integers) -> None:
-        """A line of the table."""
-        norm = float(torch.linalg.vector_norm(weight, dtype=torch.float64))
-        error = float(torch.linalg.vector_norm(rounded - weight, dtype=torch.float64)) / norm if norm else 0.0
-        before = weight.numel() * weight.element_size()
-        self.matrices.append(
-            MatrixReport(name, (*weight.shape,), self.bits, integers.group, before, integers.num_bytes, error)
-        )
+
+def _report(name: str, part: Integers) -> MatrixReport:
+    """A line of the table."""
+    shape = part.shape if isinstance(part, QuantizedFactor) else (part.rows, part.columns)
+    before = part.num_weights * part.scales.element_size()
+    name = name.replace("quantized.", "")
+    return MatrixReport(name, shape, part.bits, part.group, before, part.num_bytes, part.error)
 
 
 def with_integers(layer: TensorLinear, factors: Mapping[str, QuantizedFactor]) -> None:
@@ -244,27 +255,27 @@ def bytes_of(module: nn.Module) -> int:
 # Back, and files --------------------------------------------------------------------------------------------------
 
 
-def layout(module: nn.Module) -> dict[str, dict[str, int]]:
+def layout(module: nn.Module) -> dict[str, dict[str, Any]]:
     """Everything of integers inside a module by name: what `with_layout` needs to make room for it."""
-    found = {}
-    for name, part in module.named_modules(remove_duplicate=False):
-        if isinstance(part, Integers):
-            found[name] = {"bits": part.bits, "group": part.group} | (
-                {"leg": part.leg} if isinstance(part, QuantizedFactor) else {}
-            )
-    return found
+    parts = module.named_modules(remove_duplicate=False)
+    return {name: part.layout() for name, part in parts if isinstance(part, Integers)}
 
 
 @torch.no_grad()
-def with_layout(module: nn.Module, wanted: Mapping[str, Mapping[str, int]]) -> Any:
+def with_layout(module: nn.Module, wanted: Mapping[str, Mapping[str, Any]]) -> Any:
     """The module, changed in place, with room for integers where `wanted` has them in place of floats."""
-    return _Room(wanted).convert(module.eval().requires_grad_(False), "")
+    made = _Room(wanted).convert(module.eval().requires_grad_(False), "")
+    found = layout(made)
+    if found != wanted:
+        missing = sorted({*found} ^ {*wanted}) or [name for name in found if found[name] != wanted[name]]
+        raise ShapeError(f"the module has no place for the integers of {', '.join(missing[:5])}")
+    return made
 
 
 class _Room(_Rounding):
     """The same way through a model, with nothing to round."""
 
-    def __init__(self, wanted: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(self, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(8, 0)
         self.wanted = wanted
 
@@ -273,24 +284,30 @@ class _Room(_Rounding):
         if how is None:
             return None
         rows, columns = weight.shape
-        return QuantizedLinear(rows, columns, how["bits"], how["group"], bias is not None, weight.device, weight.dtype)
+        layer = QuantizedLinear(rows, columns, how["bits"], how["group"], bias is not None, weight.device, weight.dtype)
+        layer.error = how["error"]
+        return layer
 
     def factors(self, layer: TensorLinear, name: str) -> None:
         made = {}
         for part, factor in layer.factors().items():
             how = self.wanted.get(_joined(name, f"quantized.{part}"))
             if how is not None:
-                shape = (*factor.shape,)
-                made[part] = QuantizedFactor(
-                    shape, how.get("leg", -1), how["bits"], how["group"], factor.device, factor.dtype
-                )
+                shape, leg = (*factor.shape,), how["leg"]
+                if not -1 <= leg < len(shape):
+                    raise ShapeError(f"{_joined(name, part)} has no leg {leg}")
+                made[part] = QuantizedFactor(shape, leg, how["bits"], how["group"], factor.device, factor.dtype)
+                made[part].error = how["error"]
         with_integers(layer, made)
 
 
 @torch.no_grad()
 def dequantize(module: nn.Module) -> Any:
     """A copy with the floats that the integers stand for: ordinary layers of torch.nn and of this package."""
-    return _floats(copy.deepcopy(module))
+    made = _floats(copy.deepcopy(module))
+    if hasattr(made, "quantization"):
+        del made.quantization
+    return made
 
 
 def _floats(module: nn.Module) -> nn.Module:

@@ -43,6 +43,7 @@ class Integers(nn.Module):
     def __init__(self, rows: int, columns: int, bits: int, group: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.rows, self.columns, self.bits, self.group = rows, columns, bits, group
+        self.error = 0.0  # relative, of what was rounded
         kind = torch.int8 if bits == 8 else torch.uint8
         groups = -(-columns // group) if group else 1
         self.register_buffer("integers", torch.empty(rows, row_bytes(columns, bits), dtype=kind, device=device))
@@ -54,6 +55,13 @@ class Integers(nn.Module):
         integers, scales = rounded(weight, self.bits, self.group)
         self.integers.copy_(pack(integers, self.bits))
         self.scales.copy_(scales)
+        norm = float(torch.linalg.vector_norm(weight, dtype=torch.float64))
+        off = float(torch.linalg.vector_norm(self.matrix() - weight, dtype=torch.float64))
+        self.error = off / norm if norm else 0.0
+
+    def layout(self) -> dict[str, Any]:
+        """What makes room for the same integers, and their error."""
+        return {"bits": self.bits, "group": self.group, "error": self.error}
 
     def matrix(self) -> Tensor:
         """The weights (rows, columns) as floats."""
@@ -174,9 +182,12 @@ class QuantizedFactor(Integers):
             own = chosen_group(matrix, bits) if group is None else group
             made = cls((*tensor.shape,), leg, bits, own, tensor.device, tensor.dtype)
             made.store(matrix)
-            error = float(torch.linalg.vector_norm(made.factor() - tensor, dtype=torch.float64))
-            found.append((error * 2 ** (8 * made.num_bytes / tensor.numel()), len(found), made))
+            found.append((made.error * 2 ** (8 * made.num_bytes / tensor.numel()), len(found), made))
         return min(found)[2]
+
+    def layout(self) -> dict[str, Any]:
+        """The same with the leg."""
+        return super().layout() | {"leg": self.leg}
 
     def factor(self) -> Tensor:
         """The tensor as floats."""
