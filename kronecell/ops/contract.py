@@ -6,8 +6,9 @@ factors of a network in the order of its parameters, and contract takes the smal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,11 +39,11 @@ class Ready:
     used: tuple[bool, ...]  # whether a factor is read by `hoist`
     sources: tuple[tuple[int, ...], ...]  # of every operand: the number of its factor and its shape, or () from `hoist`
 
-    @property
+    @cached_property
     def network(self) -> Network:
         return self.plan.network
 
-    @property
+    @cached_property
     def closed(self) -> bool:
         """Whether there is no x."""
         return not self.program.hot
@@ -67,6 +68,10 @@ def ready(text: str) -> Ready:
     return Ready(plan, program, hoisted, made, products_of(program) if made else None, names, used, sources)
 
 
+# The same for operators, below what is traced: a plan that was met before costs no call of Python.
+ready_now: Callable[[str], Ready] = ready.cached  # type: ignore[attr-defined]
+
+
 def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
     """All factors by name, constants made."""
     tensors = {factor.name: tensor for factor, tensor in zip(network.parameters, factors, strict=True)}
@@ -83,7 +88,7 @@ def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
 
     Of a network without x, it is the contracted network.
     """
-    of = ready(plan)
+    of = ready_now(plan)
     found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain=True)
     if of.closed:
         return [of.program.last(found[of.program.result])]
@@ -91,7 +96,7 @@ def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
 
 
 def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
-    of = ready(plan)
+    of = ready_now(plan)
     tensors = _tensors(of.network, factors)
     if of.closed:
         result = of.program.last(engine.run_hoisted(of.program, tensors)[of.program.result])
@@ -110,7 +115,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _hoist_fake(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
-    of = ready(plan)
+    of = ready_now(plan)
     if of.closed:
         return [factors[0].new_empty(of.network.shape(of.network.outputs))]
     return [factors[0].new_empty(op.right_view.groups) for op in of.hoisted]
@@ -122,7 +127,7 @@ def _hoist_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> Non
 
 
 def _hoist_gradient(ctx: Any, upstream: list[Tensor]) -> tuple[list[Optional], None]:
-    flags = [flag and used for flag, used in zip(ctx.needs_input_grad[0], ready(ctx.plan).used, strict=True)]
+    flags = [flag and used for flag, used in zip(ctx.needs_input_grad[0], ready_now(ctx.plan).used, strict=True)]
     found = hoist_backward(upstream, ctx.saved_tensors, flags, ctx.plan)
     return [gradient if flag else None for gradient, flag in zip(found, flags, strict=True)], None
 
@@ -139,18 +144,18 @@ def _hoist_backward_reference(
 def _hoist_backward(
     upstream: Sequence[Tensor], factors: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
-    of = ready(plan)
+    of = ready_now(plan)
     tensors = _tensors(of.network, factors)
     if of.closed:
         gradient = of.program.last.undo(upstream[0])
         if of.program.hoisted:
             gradients = engine.hoisted_gradients(of.program, tensors, {of.program.result: gradient})
         else:
-            gradients = {of.program.result: gradient.reshape(tensors[of.program.result].shape)}
+            gradients = {of.program.result: _copy(gradient.reshape(tensors[of.program.result].shape))}
         return _wanted_of(gradients, of, factors, wanted)
     pairs = [*zip(of.hoisted, upstream, strict=True)]
     gradients = {
-        op.right: op.right_view.undo(gradient).reshape(tensors[op.right].shape)
+        op.right: _copy(op.right_view.undo(gradient).reshape(tensors[op.right].shape))
         for op, gradient in pairs
         if op.right not in of.made
     }
@@ -171,7 +176,7 @@ def _wanted_of(
     gradients: Mapping[str, Tensor], of: Ready, factors: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor]:
     empty = factors[0].new_empty(0)
-    return [_copy(gradients[name]) if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
+    return [gradients[name] if flag else empty for name, flag in zip(of.names, wanted, strict=True)]
 
 
 def _hoist_backward_fake(
@@ -205,21 +210,21 @@ def _contract_reference(
     x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """x (rows, M) times the matrix of the network, plus the bias; and what the gradient saves."""
-    program = ready(plan).program
+    program = ready_now(plan).program
     return engine.reference(program, x, operands, bias), []
 
 
 def _contract(
     x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    y, saved = engine.forward(ready(plan).program, x, operands, bias, keep)
+    y, saved = engine.forward(ready_now(plan).program, x, operands, bias, keep)
     return y.contiguous(), saved
 
 
 def _contract_fake(
     x: Tensor, operands: Sequence[Tensor], bias: Optional, plan: str, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    program = ready(plan).program
+    program = ready_now(plan).program
     like = operands[0]
     shapes = engine.saved_shapes(program, x, keep)
     return like.new_empty(x.shape[0], program.outputs), [like.new_empty(shape) for shape in shapes]
@@ -248,13 +253,13 @@ def _backward_reference(
     upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
     """Gradients of x, the operands and the bias from that of the result; what is not wanted has no elements."""
-    return engine.backward(ready(plan).program, upstream, x, operands, [], wanted, plain=True)
+    return engine.backward(ready_now(plan).program, upstream, x, operands, [], wanted, plain=True)
 
 
 def _backward(
     upstream: Tensor, x: Tensor, operands: Sequence[Tensor], saved: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
-    found = engine.backward(ready(plan).program, upstream, x, operands, saved, wanted)
+    found = engine.backward(ready_now(plan).program, upstream, x, operands, saved, wanted)
     return [gradient.contiguous() for gradient in found]
 
 
@@ -303,14 +308,14 @@ def prepare(plan: str, factors: Mapping[str, Tensor]) -> list[Tensor]:
 @constant_when_traced
 def operand_sources(plan: str) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Names of the factors; and of every operand the number of its factor and its shape, or () from `hoist`."""
-    of = ready(plan)
+    of = ready_now(plan)
     return of.names, of.sources
 
 
 @constant_when_traced
 def operand_count(plan: str) -> int:
     """How many operands a plan takes."""
-    return len(ready(plan).program.hot)
+    return len(ready_now(plan).program.hot)
 
 
 def gradients_follow() -> bool:
@@ -348,7 +353,7 @@ def execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional
 
 def plain_execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional = None) -> Tensor:
     """The product in operations of torch alone, for graphs that other runtimes read."""
-    of = ready(plan.text)
+    of = ready_now(plan.text)
     tensors = _tensors(of.network, [factors[name] for name in of.names])
     found = engine.run_hoisted(of.program, tensors, plain=True)
     operands = [op.lay_out(found[op.right]) for op in of.program.hot]

@@ -60,8 +60,8 @@ def hoisted_gradients(
         whole = product_gradient(op, gradients[op.out])
         small = op.lay_out(values[op.right])
         of_small = op.right_view.undo(small_gradient(op, values[op.left], whole, by))
-        gradients[op.left] = big_gradient(op, small, whole, by).reshape(values[op.left].shape)
-        gradients[op.right] = of_small.reshape(values[op.right].shape)
+        gradients[op.left] = big_gradient(op, small, whole, by).reshape(values[op.left].shape).contiguous()
+        gradients[op.right] = of_small.reshape(values[op.right].shape).contiguous()
     return gradients
 
 
@@ -189,7 +189,7 @@ def backward(
     rows = _rows_at_once(program, x)
     by: Plain = Plain() if plain else Kernels(None if rows is None else Room())
     parts: list[Tensor] = []
-    totals: list[Tensor | None] = [None] * (len(operands) + 1)
+    totals: list[Tensor] = []
     for start in range(0, len(x), rows or max(1, len(x))):
         now = slice(start, start + (rows or len(x)))
         part = [line[now] if line.numel() else line for line in saved]
@@ -198,21 +198,16 @@ def backward(
         if of_x:
             of_rows = found[0].reshape(-1, program.width)
             parts.append(of_rows if rows is None or plain else of_rows.clone())
-        totals = [new if total is None else total + new for total, new in zip(totals, found[1:], strict=True)]
+        totals = [total + new for total, new in zip(totals, found[1:], strict=True)] if totals else found[1:]
     empty = upstream.new_empty(0)
     if not len(x):
         shapes = [tensor.shape for tensor in operands] + [upstream.shape[1:]]
         totals = [upstream.new_zeros(shape) for shape in shapes]
         parts = [upstream.new_zeros(x.shape)]
     if scaled and of_small[0]:
-        totals[0] = _given(totals[0]) * BYTE
-    gradients = [_given(total) if want else empty for total, want in zip(totals, [*of_small, of_bias], strict=True)]
+        totals[0] = totals[0] * BYTE
+    gradients = [total if want else empty for total, want in zip(totals, [*of_small, of_bias], strict=True)]
     return [torch.cat(parts) if of_x and len(parts) > 1 else parts[0] if of_x else empty, *gradients]
-
-
-def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
 
 
 def _lefts(

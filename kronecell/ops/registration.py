@@ -105,6 +105,7 @@ def constant_when_traced(function: Function) -> Function:
         return cached(*args)
 
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    call.cached = cached  # type: ignore[attr-defined]  # for operators, below what is traced: a hit is no call of Python
     return call  # type: ignore[return-value]
 
 
