@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear, split_text
+from kronecell.nn.quantized import QuantizedHidden
 from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
 from kronecell.nn.splitting import matrices_of
@@ -187,7 +188,9 @@ def step(gates: Tensor, weights: Direction, state: State, count: int) -> tuple[T
     return h, (h,)
 
 
-def _times_hidden(h: Tensor, hidden: Sequence[Tensor]) -> Tensor:
+def _times_hidden(h: Tensor, hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
+    if isinstance(hidden, QuantizedHidden):
+        return h @ hidden.dense().t()
     if len(hidden) == 1:
         return h @ hidden[0].t()
     In, Out = hidden
