@@ -229,9 +229,10 @@ class Recurrent(Cell, nn.Module):
         if device == "meta" or not torch.is_autocast_enabled(device):
             return self._run(sequence, hx, affine)
         lower = torch.get_autocast_dtype(device)
+        start = hx if isinstance(hx, Tensor) else sequence.data  # whose dtype the state of torch's GRU keeps
         with torch.autocast(device, enabled=False):
             result = self._run(sequence, hx, affine, convert=True)
-            if not self.AUTOCAST_LOWERS and sequence.data.dtype != lower:
+            if not self.AUTOCAST_LOWERS and start.dtype != lower:
                 return result
             return _to_dtype(result, lower)
 
@@ -241,7 +242,7 @@ class Recurrent(Cell, nn.Module):
         layers = self.weights()
         dtype = layers[0][0].hidden[0].dtype
         sequence = sequence.of_dtype(dtype, convert)
-        states = sequence.initial_states(hx, self.num_layers * self.directions, self.state_sizes, dtype)
+        states = sequence.initial_states(hx, self.num_layers * self.directions, self.state_sizes, dtype, convert)
         dropout = self.dropout if self.training else 0.0
         return run_layers(type(self), layers, sequence, states, dropout, self.recurrence, affine)
 

@@ -35,8 +35,13 @@ class Sequence(NamedTuple):
             )
         return self._replace(data=self.data.to(dtype))
 
-    def initial_states(self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[State]:
-        """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx."""
+    def initial_states(
+        self, hx: Any, count: int, sizes: tuple[int, ...], dtype: torch.dtype, convert: bool = False
+    ) -> list[State]:
+        """h_0 (and c_0), (batch, size), of `count` layers and directions, in the order of `data`; zeros without hx.
+
+        Those of another dtype are converted or refused.
+        """
         if hx is None:
             return [tuple([self.data.new_zeros(self.batch, size, dtype=dtype) for size in sizes])] * count
         pair = len(sizes) == 2
@@ -48,8 +53,10 @@ class Sequence(NamedTuple):
             expected = (count, size) if self.unbatched else (count, self.batch, size)
             if tuple(part.shape) != expected:
                 raise ShapeError(f"{name} has the wrong shape: expected {expected}, got {tuple(part.shape)}")
-            if part.dtype != dtype:
+            if part.dtype != dtype and not convert:
                 raise ShapeError(f"{name} has dtype {part.dtype}, the parameters {dtype}; convert it with .to(...)")
+        if convert:
+            parts = tuple([part.to(dtype) for part in parts])
         if self.unbatched:
             parts = tuple(part.unsqueeze(1) for part in parts)
         if self.sorted_indices is not None:

@@ -187,7 +187,8 @@ def _lstm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 
 def _lstm_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
-    hidden, rest = list(ctx.saved_tensors[: ctx.count]), ctx.saved_tensors[ctx.count :]
+    saved = ctx.saved_tensors  # read once: a checkpoint refuses to unpack a tensor twice
+    hidden, rest = list(saved[: ctx.count]), saved[ctx.count :]
     h, c, project, batch_sizes, *results = rest
     if all(gradient is None for gradient in upstream):
         return None, [None] * ctx.count, None, None, None, None, None, None
@@ -323,7 +324,8 @@ def _gru_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 
 def _gru_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
-    hidden, rest = list(ctx.saved_tensors[: ctx.count]), ctx.saved_tensors[ctx.count :]
+    saved = ctx.saved_tensors  # read once: a checkpoint refuses to unpack a tensor twice
+    hidden, rest = list(saved[: ctx.count]), saved[ctx.count :]
     bias_n, h, batch_sizes, *results = rest
     if all(gradient is None for gradient in upstream):
         return None, [None] * ctx.count, None, None, None, None, None
