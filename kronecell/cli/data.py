@@ -12,7 +12,7 @@ import typer
 
 from kronecell.errors import KronecellError
 
-app = typer.Typer(help="Video data: verify, prepare, extract, synthetic.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Video data: verify, prepare, extract, synthetic.", no_args_is_help=True)
 
 LAYOUT = typer.Option("auto", help="auto, ucf11, ucf50 (also UCF101), ycf or folder.")
 MANIFEST = typer.Option(None, help="Where to write the manifest; default NAME-manifest.json here.")

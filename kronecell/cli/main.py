@@ -17,6 +17,7 @@ from kronecell.cli import (
     demo,
     doctor,
     evaluate,
+    experiments,
     explore,
     export,
     paper,
@@ -25,12 +26,21 @@ from kronecell.cli import (
     sweep,
     train,
 )
-from kronecell.errors import KronecellError
+from kronecell.errors import KronecellError, on_one_line
 
+# Panels of `kronecell --help`, in the order of what a newcomer does.
+PANELS = {
+    "Start": ("demo", "doctor", "explore"),
+    "Train": ("data", "experiments", "train", "sweep", "report"),
+    "Use what you trained": ("predict", "evaluate", "export", "bench"),
+    "Compress a trained model": ("inspect", "compress"),
+    "Count": ("count", "formats", "paper"),
+}
 COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "demo": demo.demo,
     "train": train.train,
     "sweep": sweep.sweep,
+    "experiments": experiments.app,
     "predict": predict.predict,
     "evaluate": evaluate.evaluate,
     "export": export.export,
@@ -64,14 +74,14 @@ def _root(
 def build() -> typer.Typer:
     """The typer application over COMMANDS."""
     names = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(
-        no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=_root, context_settings=names
-    )
-    for name, command in COMMANDS.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", callback=_root, context_settings=names)
+    for panel, commands in PANELS.items():
+        for name in commands:
+            command = COMMANDS[name]
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, rich_help_panel=panel)(command)
     return app
 
 
@@ -80,6 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = build()(arguments, prog_name="kronecell", standalone_mode=False)
     except KronecellError as error:
+        if getattr(error, "quiet", False):  # another process of the same training says it
+            sys.exit(2)
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("kronecell: interrupted", err=True)
@@ -87,6 +99,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of the pipe ended, as in `kronecell formats | head`
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # a name that no file can have, a disk that fails
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+    except MemoryError:
+        _fail("there is not enough memory for this")
     except Exception as error:
         message = getattr(error, "format_message", None)  # wrong usage, from whichever click typer ships
         if message is None:
@@ -99,5 +115,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int = 2) -> None:
-    typer.echo(f"kronecell: error: {' '.join(message.split())}", err=True)
+    typer.echo(f"kronecell: error: {on_one_line(message, KronecellError.LONGEST)}", err=True)
     sys.exit(code)

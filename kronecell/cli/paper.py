@@ -14,7 +14,7 @@ from kronecell.cli.parallel import parallel
 from kronecell.cli.tables import text_table
 from kronecell.deploy.atomic import write_atomically
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, recomputed.")
+app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, recomputed.")
 app.command()(figures)
 app.command()(parallel)
 

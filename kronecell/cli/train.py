@@ -126,6 +126,8 @@ def find_store(
 
 def summary(result: dict[str, Any], folder: Path) -> str:
     """A finished run for people."""
+    from kronecell.training.paper_settings import SETTINGS
+
     lines = [
         f"{result['experiment']}, fold {result['fold']}, seed {result['seed']}: top-1 {result['top1']:.1%}, "
         f"mean of the last {result['avg_over']} epoch(s) {result['avg']:.1%}",
@@ -133,8 +135,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"{result['params_model']:,} ({result['ratio_model']:,.1f}x fewer)",
         f"multiply-adds per clip {result['macs_executed']:,} (paper's order {result['macs_paper']:,}), "
         f"step {result['step_ms']:.1f} ms, latency of one clip {result['latency_ms']:.1f} ms",
-        f"run directory: {folder}",
-        "differs from the paper's protocol:",
-        *(f"  - {text}" for text in result["deviations"]),
+        f"run directory: {folder}   (try: kronecell evaluate {folder}, kronecell predict {folder} CLIP)",
     ]
+    if result["dataset"] in SETTINGS:  # elsewhere there is nothing to compare with
+        lines += ["differs from the paper's protocol:", *(f"  - {text}" for text in result["deviations"])]
     return "\n".join(lines)

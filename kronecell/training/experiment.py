@@ -170,8 +170,11 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None) -> Ex
     path = find_experiment(name)
     settings: dict[str, Any] = {}
     own = read_toml(path)
+    # A file anywhere takes the packaged defaults; a run's config.toml, which has every setting, needs none.
     defaults_path = path.parent / DEFAULTS
-    if defaults_path.is_file():
+    if not defaults_path.is_file():
+        defaults_path = FOLDER / DEFAULTS
+    if not {"width", "segments", "schedule"} <= own.keys():
         defaults = read_toml(defaults_path)
         tables = {key: value for key, value in defaults.items() if isinstance(value, dict)}
         settings |= {key: value for key, value in defaults.items() if key not in tables}
@@ -201,7 +204,8 @@ def find_experiment(name: str) -> Path:
             return path
     close = _similar(name, list_experiments())
     raise KronecellError(
-        f"no experiment {name!r}: neither a file nor a packaged experiment{close}; kronecell train --list shows them"
+        f"no experiment {name!r}: neither a file nor a packaged experiment{close}; `kronecell experiments list` "
+        f"shows them"
     )
 
 

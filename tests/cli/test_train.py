@@ -87,7 +87,7 @@ def test_train_decodes_a_folder_of_videos_itself_and_prints_the_result(
     videos = Path(store.manifest["root"])
     arguments = ("train", toml_file(tmp_path, epochs=1), "--data", videos, "--out", tmp_path / "runs")
     code, out, _ = call(capsys, *arguments)
-    assert code == 0 and "top-1" in out and "whole model" in out and "differs from the paper's protocol" in out
+    assert code == 0 and "top-1" in out and "whole model" in out and "kronecell predict" in out
     code, out, _ = call(capsys, *arguments, "--json")  # finished: read, not trained again
     assert code == 0 and json.loads(out)["experiment"] == "tiny"
     assert (tmp_path / "runs" / "stores" / "videos-32x24" / "manifest.json").is_file()
@@ -163,4 +163,4 @@ def test_packaged_experiments_are_found_from_any_folder(
     code, _, err = call(capsys, "train", "ucf11-kcp442", "--data", "no-such-store")
     assert code == 2 and "no data at no-such-store" in err
     code, _, err = call(capsys, "train", "ucf11-kcp444x", "--data", "no-such-store")
-    assert code == 2 and "kronecell train --list" in err and "did you mean 'ucf11-kcp444'" in err
+    assert code == 2 and "kronecell experiments list" in err and "did you mean 'ucf11-kcp444'" in err
