@@ -370,8 +370,9 @@ def contract_network(plan: Plan, factors: Mapping[str, Tensor]) -> Tensor:
 
 
 def contract_text(plan: str, factors: Mapping[str, Tensor]) -> Tensor:
-    """The same by the text of a plan, for factors that fit."""
-    result: Tensor = hoist([factors[name] for name in operand_sources(plan)[0]], plan)[0]
+    """The same by the text of a plan, for factors that fit. Exported graphs get operations that other runtimes know."""
+    run = hoist.reference if torch.compiler.is_exporting() else hoist
+    result: Tensor = run([factors[name] for name in operand_sources(plan)[0]], plan)[0]
     return result
 
 
