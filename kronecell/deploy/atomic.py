@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kronecell.errors import KronecellError, printable
@@ -50,35 +50,44 @@ def write_atomically(target: Path, write: Callable[[Path], object]) -> None:
 
 def remove_temporaries(folder: Path) -> None:
     """Delete what writers that were killed left behind."""
-    for path in folder.glob(".tmp*"):  # ours, and those that safetensors makes inside `write`
-        path.unlink(missing_ok=True)
+    with suppress(OSError):  # they take room and do no harm
+        for path in folder.glob(".tmp*"):  # ours, and those that safetensors makes inside `write`
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, or raise LockedError. The system releases it when this process ends, however it ends.
 
+    A folder is locked itself, without a file in it; not on Windows, which cannot.
     Both modules are imported here because neither system has the other's.
     """
     try:
         # Not to wait: somebody may have put a pipe there. The file is held until the end of the block.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
-        file = open(descriptor, "w")  # noqa: SIM115
+        if not path.is_dir():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+        elif sys.platform == "win32":
+            descriptor = os.open(os.devnull, os.O_RDONLY)
+        else:
+            descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise WriteError(f"cannot write {printable(path)}: {error.strerror or error}") from None
-    with file:
+    try:
         try:
             if sys.platform == "win32":
                 import msvcrt
 
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                if not path.is_dir():
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
             else:
                 import fcntl
 
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise LockedError(f"{printable(path)}: another process holds this lock") from None
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.atomic import exclusive, remove_temporaries, write_atomically
 from kronecell.deploy.described import CONFIG as SCHEMA
 from kronecell.deploy.described import borne_out, tensors_of
 from kronecell.deploy.records import anything, checked, is_there, parse_json, read_bytes
@@ -91,8 +91,10 @@ def save(module: nn.Module, path: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot save into {printable(folder)}: {error.strerror or error}") from None
-    write_tensors(folder / TENSORS, _without_sharing(tensors), {"config_sha256": _digest(text.encode())})
-    write_atomically(folder / CONFIG, lambda temporary: temporary.write_text(text))
+    with exclusive(folder):  # two writers would leave the tensors of one beside the config of the other
+        remove_temporaries(folder)
+        write_tensors(folder / TENSORS, _without_sharing(tensors), {"config_sha256": _digest(text.encode())})
+        write_atomically(folder / CONFIG, lambda temporary: temporary.write_text(text))
     return folder
 
 

@@ -6,6 +6,7 @@ The digest is in the file's own metadata, over names, dtypes, shapes and bytes; 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             save_file(plain, target, {"format": "pt", **(metadata or {}), DIGEST: digest})
         except SafetensorError as error:
             raise CheckpointError(f"cannot write {printable(path)}: {error}") from None
+        _in_order(target)
 
     write_atomically(path, write)
     return digest
@@ -93,6 +95,18 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         if tensor.numel():
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _in_order(path: Path) -> None:
+    """Sort the metadata in the header, which the library writes in a random order: equal tensors are equal files."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:

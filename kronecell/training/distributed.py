@@ -3,19 +3,80 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from kronecell.errors import KronecellError
 
 PATIENCE = timedelta(hours=6)  # rank 0 may decode a whole data set while the other ranks wait
+ROLL_CALL = 4.0  # seconds in which every process that is alive says so, after one found that another is gone
+LAST_RESORT = 15.0  # seconds after that in which a process that is stuck in a collective ends itself
+
+
+class LostRank(KronecellError):
+    """Another process of the training ended; `quiet` where a process of a lower rank says so already."""
+
+    quiet = False
+
+
+class RollCall:
+    """Who is alive, asked through the store that the processes met at, when a collective has failed.
+
+    The error of a collective says that a connection closed, not whose: a process that is alive but waits for one that
+    gave up sees the same. So a thread of each process answers when the alarm is raised; who does not is gone.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self.done = threading.Event()
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        try:
+            while not self.done.wait(1.0):
+                if self.store.check(["alarm"]):
+                    self.store.set(f"alive {self.rank}", "")
+                    break
+        except RuntimeError:  # the process that holds the store is gone: the collective fails, too
+            pass
+        if not self.done.wait(ROLL_CALL + LAST_RESORT):
+            print(
+                f"kronecell: rank {self.rank} waited for a rank that ended, and ends too", file=sys.stderr, flush=True
+            )
+            os._exit(2)
+
+    def missing(self) -> dict[int, str]:
+        """The processes that ended and why, as far as they could say."""
+        try:
+            self.store.set(f"alive {self.rank}", "")
+            self.store.set("alarm", "")
+            end = time.monotonic() + ROLL_CALL
+            while time.monotonic() < end and not all(self.store.check([f"alive {r}"]) for r in range(self.size)):
+                time.sleep(0.1)
+            gone = [r for r in range(self.size) if not self.store.check([f"alive {r}"])]
+            failed = [r for r in range(self.size) if self.store.check([f"failed {r}"])]
+            reasons = dict.fromkeys(gone, "") | {r: self.store.get(f"failed {r}").decode() for r in failed}
+            if self.rank == 0:
+                time.sleep(1.0)  # the store may end with this process
+        except RuntimeError:
+            return {0: ""}
+        return reasons
+
+    def failed(self, reason: str) -> None:
+        """This process ends for a reason of its own."""
+        with suppress(RuntimeError):  # the store is gone, and with it whoever would ask
+            self.store.set(f"failed {self.rank}", reason)
 
 
 @dataclass(frozen=True)
@@ -25,6 +86,24 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    roll_call: RollCall | None = None
+
+    def explained(self, error: BaseException) -> BaseException:
+        """The error, or a LostRank if it is only the consequence of another process's end."""
+        if self.roll_call is None or isinstance(error, LostRank):
+            return error
+        if not _of_a_collective(error):
+            self.roll_call.failed(f"{type(error).__name__}: {error}")
+            return error
+        reasons = self.roll_call.missing()
+        gone = sorted({*reasons} - {self.rank})
+        if not gone:
+            return error
+        names = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))} of {self.size}"
+        why = "; ".join(filter(None, (reasons[rank] for rank in gone))) or "killed, or out of memory"
+        lost = LostRank(f"{names} ended ({why}); run again to continue from the last checkpoint")
+        lost.quiet = self.rank != min({*range(self.size)} - {*gone}) or any(reasons.values())
+        return lost
 
     @property
     def is_main(self) -> bool:
@@ -81,8 +160,26 @@ def torchrun_world(device: str = "auto") -> Iterator[World]:
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     here = torch.device("cuda", local) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+    store, rank, size = next(rendezvous("env://"))
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    roll_call = RollCall(dist.PrefixStore("roll call", store), rank, size)
+    world = World(rank, size, here, roll_call)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), here)
-    finally:
-        dist.destroy_process_group()
+        yield world
+    except Exception as error:
+        explained = world.explained(error)
+        roll_call.done.set()
+        if explained is error:
+            raise
+        raise explained from None
+    roll_call.done.set()
+    dist.destroy_process_group()
+
+
+def _of_a_collective(error: BaseException) -> bool:
+    """Whether an operation between processes failed; gloo raises plain RuntimeErrors."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError)
+        and any(word in text for word in ("gloo", "nccl", "closed by peer", "connection"))
+    )

@@ -112,8 +112,11 @@ def run(
             _status(folder, world, "failed", str(error))
             raise
         except BaseException as error:
-            _status(folder, world, "failed", f"{type(error).__name__}: {error}")
-            raise
+            reason = world.explained(error)
+            _status(folder, world, "failed", f"{type(reason).__name__}: {reason}")
+            if reason is error:
+                raise
+            raise reason from None
 
 
 def _train(

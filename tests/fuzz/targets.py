@@ -350,13 +350,15 @@ class Request(Target):
     def take(self, content: bytes) -> None:
         content = content.replace(b"PORT", str(self.server.server_port).encode())
         with socket.create_connection(("127.0.0.1", self.server.server_port), timeout=5) as connection:
-            connection.sendall(content)
-            connection.shutdown(socket.SHUT_WR)
             reply = b""
             try:
+                connection.sendall(content)
+                connection.shutdown(socket.SHUT_WR)
                 while block := connection.recv(1 << 16):
                     reply += block
-            except ConnectionResetError:  # what it did not read of a request that it refused
+            except TimeoutError:
+                raise
+            except OSError:  # it refused before it had read everything, and hung up
                 return
         line = content.partition(b"\n")[0]
         if len(line.split()) != 3 or b"\n\r\n" not in content:

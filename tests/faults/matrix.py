@@ -1,0 +1,148 @@
+"""The matrix: every fault in every work, at up to 30 places of each, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.inject import SITE, Fault, in_child
+from tests.faults.works import WORKS, begin
+
+FAULTS = {
+    "kill": "kill -9 at the n-th change of a file",
+    "torn": "kill -9, and the file under way has lost its second half",
+    "EIO": "one change fails with an input/output error",
+    "ENOSPC": "the disk is full from the n-th change on",
+    "size": "no file may grow past n bytes, and the write stops in its middle",
+    "EROFS": "the disk is read-only from the n-th change on",
+    "clock": "the clock runs backwards",
+    "two": "two processes at once",
+}
+MOST, FEWER = 30, 5  # an export takes seconds, and changes one file
+SIZES = (10, 300, 2000, 6000, 12_000, 20_000)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The end of an undisturbed work, and how many places it has."""
+
+    bits: dict[str, str]
+    places: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`how` it ended: killed, one line or done; `bad` says what is wrong with that."""
+
+    work: str
+    fault: str
+    place: int
+    how: str
+    bad: str = ""
+
+
+def undisturbed(work: str, inputs: Path, out: Path) -> Wanted:
+    """Do the work once in peace."""
+    begin(work, inputs, out)
+    ending = in_child(lambda root: WORKS[work].do(inputs, root), out)
+    assert ending.error == "", ending.error
+    return Wanted(WORKS[work].bits(out), ending.places)
+
+
+def places_of(count: int, most: int) -> list[int]:
+    """At most so many places, evenly, the first and the last among them."""
+    if count <= most:
+        return [*range(1, count + 1)]
+    return sorted({1 + round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One work under faults."""
+
+    work: str
+    inputs: Path
+    out: Path
+    wanted: Wanted
+
+    def places(self, fault: str) -> list[int]:
+        """Where this fault is tried."""
+        if fault in ("clock", "two"):
+            return [1]
+        return [*SIZES] if fault == "size" else places_of(self.wanted.places, FEWER if self.work == "export" else MOST)
+
+    def run(self, fault: str, place: int) -> Outcome:
+        """Begin, disturb, read, do it again, compare."""
+        work = WORKS[self.work]
+        begin(self.work, self.inputs, self.out)
+        if fault == "two":
+            how, bad = self._two()
+        else:
+            with _children_too(self.out, Fault(fault, place), self.work == "prepare"):
+                ending = in_child(lambda root: work.do(self.inputs, root), self.out, Fault(fault, place))
+            how = "killed" if ending.killed else "one line" if ending.error else "done"
+            bad = (
+                ending.error if "Traceback" in ending.error or (ending.killed and fault not in ("kill", "torn")) else ""
+            )
+        if not bad:
+            bad = self._after()
+        return Outcome(self.work, fault, place, how, bad)
+
+    def _after(self) -> str:
+        work = WORKS[self.work]
+        try:
+            work.whole(self.out)
+        except Exception as error:
+            return f"cannot be read after the fault: {error!r}"
+        again = in_child(lambda root: work.do(self.inputs, root), self.out)
+        if again.error:
+            return f"cannot be done again: {again.error}"
+        bits = work.bits(self.out)
+        wrong = sorted(name for name in {*bits, *self.wanted.bits} if bits.get(name) != self.wanted.bits.get(name))
+        return f"differs from an undisturbed run in {wrong[:5]}" if wrong else ""
+
+    def _two(self) -> tuple[str, str]:
+        endings = []
+
+        def one() -> None:
+            endings.append(in_child(lambda root: WORKS[self.work].do(self.inputs, root), self.out))
+
+        threads = [threading.Thread(target=one) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        errors = [ending.error for ending in endings if ending.error]
+        bad = next((error for error in errors if "Traceback" in error), "")
+        return ("one is refused" if errors else "both are done"), bad or ("both failed" if len(errors) == 2 else "")
+
+
+@contextmanager
+def _children_too(root: Path, fault: Fault, wanted: bool) -> Iterator[None]:
+    """The decoding processes of `prepare` have the same faults, by their start-up file."""
+    if not wanted or fault.kind in ("kill", "torn", "size"):  # a killed decoder is another test's; sizes are inherited
+        yield
+        return
+    site = root.with_name("site")
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE)
+    here = str(Path(__file__).resolve().parents[2])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), here, before)))
+    os.environ["KRONECELL_TEST_FAULT"] = json.dumps([str(root), fault.kind, fault.place])
+    try:
+        yield
+    finally:
+        del os.environ["KRONECELL_TEST_FAULT"]
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+__all__ = ["FAULTS", "Outcome", "Trial", "Wanted", "places_of", "undisturbed"]
