@@ -160,6 +160,11 @@ def _scan(gates: Tensor, weights: Direction, state: State, count: int) -> tuple[
     """The steps as one operator of the graph, whatever the number of steps."""
     from torch._higher_order_ops.scan import scan  # imported late: it imports the compiler
 
+    hidden = weights.hidden
+    if not isinstance(hidden, QuantizedHidden) and len(hidden) == 2 and hidden[1].ndim == 3:
+        # Not in the steps: a scan does not take views of what it reads.
+        weights = weights._replace(hidden=[hidden[0], torch.block_diag(*hidden[1])])
+
     def combine(state: State, gates_now: Tensor) -> tuple[State, Tensor]:
         output, state = step(gates_now, weights, state, count)
         return state, output.clone()  # scan forbids outputs that are the same tensor
