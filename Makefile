@@ -15,7 +15,7 @@ CROSS ?= aarch64-linux-gnu-g++
 CHECK := csrc/check/kernels.cpp csrc/width.cpp
 CHECK_FLAGS := -std=c++17 -O3 -ffp-contract=fast -Wno-psabi -Icsrc
 
-.PHONY: demo test test-all fuzz lint bench docs wheel sanitize test-torch test-aarch64 clean
+.PHONY: demo test test-all fuzz faults lint bench docs wheel sanitize test-torch test-aarch64 clean
 
 # PASSIVE: threads that spin while they wait make a busy machine many times slower.
 demo: $(STAMP)
@@ -31,6 +31,10 @@ test-all: $(STAMP)
 MINUTES ?= 10
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+# Kills, full and broken disks at many places of every work; the table of docs/reliability.md.
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults --write
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -147,7 +147,7 @@ DAMAGE = {
     "no config": (lambda f: (f / CONFIG).unlink(), "config.json is missing"),
     "config not json": (lambda f: (f / CONFIG).write_text("{"), "not JSON"),
     "config of somebody else": (lambda f: (f / CONFIG).write_text("{}"), "not written by kronecell"),
-    "newer": (lambda f: edit_config(f, lambda c: c.update(kronecell_file=99)), "install a newer kronecell"),
+    "newer": (lambda f: edit_config(f, lambda c: c.update(kronecell_file=99)), "install a newer"),
     "edited": (lambda f: edit_config(f, lambda c: c["modules"][""]["arguments"].update(order="optimal")), "edited"),
     "config without tensors": (lambda f: edit_config(f, lambda c: c.pop("tensors")), "is missing"),
 }

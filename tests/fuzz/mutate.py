@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
@@ -33,11 +34,8 @@ def json_values(chance: random.Random, value: Any) -> Any:
             holder[str(chance.choice(STRANGE))[:50]] = holder.pop(key)
         elif kind == 2:
             other, there = chance.choice(places)
-            try:
-                holder[key], other[there] = other[there], holder[key]
-                json.dumps(value)  # swapping an entry with what it is in makes a circle
-            except (LookupError, ValueError, RecursionError):
-                return holder if not isinstance(holder, dict) else chance.choice(STRANGE)
+            one, two = copy.deepcopy(holder[key]), copy.deepcopy(other[there])  # one may be inside the other
+            holder[key], other[there] = two, one
         elif kind == 3 and isinstance(holder[key], int | float):
             holder[key] = holder[key] * chance.choice((-1, 0, 2, 10, 10**6, 0.5)) + chance.choice((0, 1, -1))
         elif kind == 4 and isinstance(holder[key], str) and holder[key]:
