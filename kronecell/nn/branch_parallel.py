@@ -72,7 +72,7 @@ class BranchParallel(TensorLinear):
                 self.bias.copy_(layer.bias)
 
     def factors(self) -> dict[str, Tensor]:
-        """This process's factors; those that all processes hold get the sum of everybody's gradient."""
+        """This process's factors; those that all processes hold get the sum of all processes' gradients."""
         return {
             name: tensor if self.cuts[name] is not None else _sum_gradient(tensor, self.process_group)
             for name, tensor in super().factors().items()

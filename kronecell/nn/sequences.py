@@ -1,4 +1,4 @@
-"""What torch.nn's recurrent modules accept, brought to one form and back: plain, batch first, unbatched, packed."""
+"""What torch.nn's recurrent modules accept, converted to one form and back: plain, batch first, unbatched, packed."""
 
 from __future__ import annotations
 

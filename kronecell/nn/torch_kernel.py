@@ -23,7 +23,7 @@ def run_torch(
     batch_sizes: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """The results of the operators lstm and gru. Finished gates pass its input product with a weight of one."""
+    """The results of the operators lstm and gru. The kernel has a product with a weight before: the identity."""
     U = dense_hidden(hidden)
     kernel: Any = torch._VF.lstm if len(state) == 2 else torch._VF.gru
     weights = [torch.eye(gates.shape[-1], dtype=gates.dtype, device=gates.device), U]
@@ -34,7 +34,7 @@ def run_torch(
         weights.append(project)
     stacked = [part.unsqueeze(0) for part in state]
     hx = stacked if len(state) == 2 else stacked[0]
-    source = turned(gates, batch_sizes) if reverse else gates
+    source = backwards(gates, batch_sizes) if reverse else gates
     options = (bias_n is not None, 1, 0.0, torch.is_grad_enabled(), False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
@@ -42,7 +42,7 @@ def run_torch(
             output, *last = kernel(source, hx, weights, *options, False)
         else:
             output, *last = kernel(source.contiguous(), batch_sizes, hx, weights, *options)
-    return turned(output, batch_sizes) if reverse else output, tuple(part.squeeze(0) for part in last)
+    return backwards(output, batch_sizes) if reverse else output, tuple(part.squeeze(0) for part in last)
 
 
 def dense_hidden(hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
@@ -58,7 +58,7 @@ def dense_hidden(hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
     return torch.einsum("grp,grh->ghp", In.reshape(gates, rank, -1), Out).flatten(0, 1)
 
 
-def turned(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
+def backwards(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
     """Every sequence backwards; x is time-major or packed."""
     if batch_sizes is None:
         return x.flip(0)

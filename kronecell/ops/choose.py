@@ -18,7 +18,7 @@ from kronecell.plans.plan import Plan
 from kronecell.plans.split import sides
 
 TRAFFICS = (0, 8, 32, 128)  # prices of an element for which optimal orders are searched
-DENSE_LIMIT = 2**23  # elements of products of weights that are considered: what was compressed for memory stays so
+DENSE_LIMIT = 2**23  # elements of a product of weights up to which a plan is considered, so that memory stays small
 # An intermediate of this size stays in cache, and is worth a call; it may be four times as large where a chunk has few
 # rows, or beside a large product of weights, which every chunk reads, and to whose gradient it adds.
 CHUNK_ELEMENTS, CHUNK_ROWS = 2**19, 4
@@ -156,7 +156,7 @@ NARROW_REGISTERS = Prices(
 
 
 def default_prices() -> Prices:
-    """Those of this processor."""
+    """The prices of this processor."""
     return NARROW_REGISTERS if register_width() == 8 else Prices()
 
 

@@ -161,7 +161,7 @@ def _forward(
         return (result if bias is None else result + bias), lefts, sums
     left, operand = lefts[-1], operands[-1]
     if program.grouped:
-        return grouped.kernel(by.bring(hot[-1].a, left, hot[-1].out, "left"), operand, bias), lefts, sums
+        return grouped.kernel(by.arrange(hot[-1].a, left, hot[-1].out, "left"), operand, bias), lefts, sums
     result = program.last(product(hot[-1], left, operand, by))
     return (result if bias is None else result + bias), lefts, sums
 

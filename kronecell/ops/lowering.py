@@ -36,7 +36,7 @@ NARROW_LIMIT = 2**19  # elements of a small operand that are permuted for a fast
 
 @dataclass(frozen=True)
 class _Layouts:
-    """Leg sizes with the row leg, and the price of bringing a tensor into a grouping."""
+    """Leg sizes with the row leg, and the price of permuting a tensor into a grouping."""
 
     sizes: dict[str, int]
     wide: bool = False
@@ -57,7 +57,7 @@ class _Layouts:
         return View(shape, None if permutation == tuple(range(len(order))) else permutation, merged)
 
     def copies(self, order: Sequence[str], groups: Sequence[Sequence[str]]) -> int:
-        """Elements copied to bring a contiguous tensor with legs `order` into `groups`: 0 when BLAS takes it as is."""
+        """Elements copied to view a contiguous tensor with legs `order` as `groups`: 0 when BLAS takes it as is."""
         real = [leg for leg in order if self.sizes[leg] > 1]
         position = {leg: i for i, leg in enumerate(real)}
         runs = [[position[leg] for leg in group if leg in position] for group in groups]
@@ -146,7 +146,7 @@ class _Layouts:
         return ordered and not op.swapped and groups == (*op.a.groups[:-1], op.b.groups[-1])
 
     def _narrow(self, step: Step, order: Sequence[str], other: list[str], summed: list[str]) -> bool:
-        """Whether the small operand is narrow, and lies as columns x summed already or is worth being brought there."""
+        """Whether the small operand is narrow, and lies as columns x summed already or is worth a permuted copy."""
 
         def real(legs: Iterable[str]) -> list[str]:
             return [leg for leg in legs if self.sizes[leg] > 1]

@@ -49,7 +49,7 @@ class Plain:
     def sums(self, x: Tensor, gradient: Tensor) -> Tensor:
         return gradient.mT @ (x if x.dtype == gradient.dtype else x.to(gradient.dtype))
 
-    def bring(self, view: View, tensor: Tensor, step: str = "", part: str = "") -> Tensor:
+    def arrange(self, view: View, tensor: Tensor, step: str = "", part: str = "") -> Tensor:
         return view(tensor)
 
     def regroup(self, tensor: Tensor, shape: tuple[int, ...], step: str) -> Tensor:
@@ -78,13 +78,13 @@ class Kernels(Plain):
     def sums(self, x: Tensor, gradient: Tensor) -> Tensor:
         return column_sums.kernel(x, gradient)
 
-    def bring(self, view: View, tensor: Tensor, step: str = "", part: str = "") -> Tensor:
+    def arrange(self, view: View, tensor: Tensor, step: str = "", part: str = "") -> Tensor:
         if self.room is None or view.permutation is None:
             return view(tensor)
-        brought = view.permuted(tensor)
-        if not brought.is_contiguous():
-            brought = self.room.take(step, part, tuple(brought.shape), tensor).copy_(brought)
-        return brought.reshape(view.groups)
+        arranged = view.permuted(tensor)
+        if not arranged.is_contiguous():
+            arranged = self.room.take(step, part, tuple(arranged.shape), tensor).copy_(arranged)
+        return arranged.reshape(view.groups)
 
     def regroup(self, tensor: Tensor, shape: tuple[int, ...], step: str) -> Tensor:
         if self.room is not None and not tensor.is_contiguous():
@@ -94,7 +94,7 @@ class Kernels(Plain):
 
 def product(op: Op, left: Tensor, small: Tensor, by: Plain) -> Tensor:
     """The contraction of the left, big operand and the right one, laid out."""
-    big = by.bring(op.left_view, left, op.out, "left")
+    big = by.arrange(op.left_view, left, op.out, "left")
     a, b = (small, big) if op.swapped else (big, small)
     if op.parts > 1:
         pieces = [piece.expand(b.shape[0], -1, -1) for piece in a.chunk(op.parts)]
@@ -125,7 +125,7 @@ def product_gradient(op: Op, gradient: Tensor) -> Tensor:
 
 def small_gradient(op: Op, left: Tensor, gradient: Tensor, by: Plain) -> Tensor:
     """Gradient of the right operand as laid out."""
-    big = by.bring(op.left_view, left, op.out, "left")
+    big = by.arrange(op.left_view, left, op.out, "left")
     if op.parts > 1:
         return torch.cat([_spread_gradient(big, piece, by, op.out) for piece in gradient])
     if op.spread:
@@ -148,7 +148,7 @@ def _spread_gradient(b: Tensor, gradient: Tensor, by: Plain, step: str) -> Tenso
 def big_gradient(op: Op, small: Tensor, gradient: Tensor, by: Plain) -> Tensor:
     """Gradient of the left operand, with its legs in their order but in any grouping."""
     part = "big gradient"
-    if op.transposed:  # so is its gradient made
+    if op.transposed:  # its gradient is computed in the same layout
         if op.swapped:
             return by.times(gradient.mT, small, op.out, part)
         return by.times(small.mT if op.narrow else small, gradient.mT, op.out, part)

@@ -81,7 +81,7 @@ def _inverse(permutation: list[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Op:
-    """out = a @ b, with both operands brought to (batch,) rows x columns; `spread` repeats a over the batch of b.
+    """out = a @ b, with both operands viewed as (batch,) rows x columns; `spread` repeats a over the batch of b.
 
     With `parts`, a spread product is made for one part of the rows of a after the other, and these are the leading
     index of the result: as the next product wants it, if that is a batch over them.
@@ -98,8 +98,8 @@ class Op:
     swapped: bool = False  # a is the view of the right operand
     spread: bool = False
     diagonal: tuple[tuple[int, ...], int, int] | None = None  # shape of the wide result, the two positions of the leg
-    narrow: bool = False  # b is brought to columns x summed, the layout in which few columns are multiplied fastest
-    copied: int = 0  # elements copied to bring x into place, for the plan's number of rows
+    narrow: bool = False  # b is laid out as columns x summed, the layout in which few columns are multiplied fastest
+    copied: int = 0  # elements copied to permute x, for the plan's number of rows
     matrices: int = 1  # matrix products started
     parts: int = 1
     transposed: bool = False  # the big operand lies with its two matrix dimensions exchanged
@@ -116,7 +116,7 @@ class Op:
 
     @property
     def moves_gradient(self) -> bool:
-        """Whether the gradient of the big operand is copied to where that lies."""
+        """Whether the gradient of the big operand is permuted, with a copy, to the layout of that operand."""
         return self.left_view.permutation is not None and not self.transposed
 
     @property

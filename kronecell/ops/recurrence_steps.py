@@ -24,12 +24,12 @@ def steps_of(rows: int, batch: int, batch_sizes: Optional, reverse: bool) -> lis
 
 
 def flat_rows(tensor: Tensor, batch_sizes: Optional) -> Tensor:
-    """(T, B, n) as (T * B, n); what is packed is so already."""
+    """(T, B, n) as (T * B, n); packed data already has this form."""
     return tensor.reshape(-1, tensor.shape[-1]) if batch_sizes is None else tensor
 
 
 def advanced(state: Tensor, rows: Tensor) -> Tensor:
-    """The state of a batch of which the first rows have gone on by a step."""
+    """The state after a step that only the first rows of the batch take."""
     return rows if len(rows) == len(state) else torch.cat([rows, state[len(rows) :]])
 
 
@@ -100,7 +100,7 @@ def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor])
 
 
 def hidden_fake(hidden: Sequence[Tensor], weights: bool) -> tuple[Tensor, Tensor]:
-    """Of the same shapes."""
+    """The fake of hidden_gradients: tensors of the same shapes."""
     made = [part.new_empty(part.shape) if weights else nothing(part) for part in hidden]
     return made[0], made[1] if len(made) > 1 else nothing(hidden[0])
 

@@ -109,14 +109,14 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     plans, price = candidates(product), prices(product)
     tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
     calls = {name: _call(plans[name], x, factors, product.grad) for name in tried}
-    first = {name: _timed(call) for name, call in calls.items()}  # pays for memory too: only a sign
+    first = {name: _timed(call) for name, call in calls.items()}  # maps memory, too: a rough estimate
     hopeful = [name for name in tried if first[name] <= give_up * min(first.values())]
     seconds: dict[str, list[float]] = {name: [] for name in hopeful}
     turns = random.Random(0)
     times = max(1, round(SAMPLE_SECONDS / min(first.values())))  # a clock cannot tell microseconds apart
     for _ in range(repeats):
         for name in turns.sample(hopeful, len(hopeful)):
-            calls[name]()  # as in use, a call follows its like: the memory it finds mapped is its own
+            calls[name]()  # as in use, a call follows one of the same kind, and finds its memory mapped
             seconds[name].append(_timed(calls[name], times))
     medians = {name: median(values) for name, values in seconds.items()}
     found = [Choice(name, price[name], medians.get(name, first.get(name))) for name in plans]
@@ -163,7 +163,7 @@ def tune(
     """
     grad = module.training if grad is None else grad
     choices.recording = []
-    choices.edition += 1  # layers ask anew, and are recorded
+    choices.edition += 1  # layers choose again, and are recorded
     try:
         with torch.set_grad_enabled(grad):
             module(example)

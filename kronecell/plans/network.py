@@ -1,7 +1,7 @@
 """A tensor network written down as data: factors with named legs, each leg with a size. Integers only, no tensors.
 
 A leg held by two tensors is a bond; a leg held by more (the CP index, the branch index k, the gate index g) is
-a hyperedge, and is summed in the step after which nobody else needs it. The input x holds the `inputs` legs,
+a hyperedge, and is summed in the step after which no other factor needs it. The input x holds the `inputs` legs,
 the result y the `outputs` legs, both in C order (last leg fastest).
 """
 
@@ -21,7 +21,7 @@ GATE = "g"  # the leg that with_gates adds
 
 @dataclass(frozen=True)
 class Factor:
-    """One node: a parameter tensor, or a constant the mathematics needs and nobody trains.
+    """One node: a parameter tensor, or a constant that the mathematics needs and that is not trained.
 
     Constants: "ones" is the vector i of Algorithm 1, "delta" the superdiagonal kernel of a CP, "blocks" the 0/1
     matrix (sum(blocks), len(blocks)) saying which column of stacked branches belongs to which branch.

@@ -37,7 +37,7 @@ def steps_of(network: Network, tree: Tree) -> tuple[Step, ...]:
     steps: list[Step] = []
 
     def visit(tree: Tree, outside: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-        """Contract `tree`, given the legs that somebody outside it still needs; return its name and legs."""
+        """Contract `tree`, given the legs that are still needed outside it; return its name and legs."""
         if isinstance(tree, str):
             return tree, network.legs[tree]
         legs_of = [frozenset(leg for name in leaves(side) for leg in network.legs[name]) for side in tree]
