@@ -289,6 +289,18 @@ def many(item: Check, most: int = MOST_VALUES, least: int = 0) -> Check:
     return check
 
 
+def row(*cells: Check) -> Check:
+    """A list of a fixed length, each place of its own kind."""
+
+    def check(value: Any, place: str) -> None:
+        if not isinstance(value, list) or len(value) != len(cells):
+            raise _wrong(place, f"a list of {len(cells)}", value)
+        for position, (cell, entry) in enumerate(zip(cells, value, strict=True)):
+            cell(entry, f"{place}[{position}]")
+
+    return check
+
+
 def named(item: Check, most: int = MOST_VALUES, longest: int = 1000) -> Check:
     """An object whose names are free and whose values are of one kind."""
 

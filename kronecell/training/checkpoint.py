@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from kronecell.deploy.atomic import write_atomically
 from kronecell.deploy.records import (
     anything,
-    either,
     is_there,
     many,
     named,
     number,
     optional,
     read_json,
+    row,
     table,
     text,
     whole,
@@ -49,8 +49,9 @@ SCHEMA = table(
         "tensors": text(100, r"checkpoint-\d+(-again)?\.safetensors"),
         "random": table(
             {
-                "numpy": many(number(), 3, 3),
-                "python": many(optional(either(number(), many(WORD, 625, 625))), 3, 3),
+                # Positions and words in range: the generators themselves believe what they are given.
+                "numpy": row(whole(0, 624), whole(0, 1), number()),
+                "python": row(whole(3, 3), row(*[WORD] * 624, whole(0, 624)), optional(number())),
             }
         ),
         "facts": named(anything),
