@@ -98,7 +98,10 @@ SMALLER = {
 OPTIONAL = {"docs/export.md": ("onnx", "onnxruntime", "onnxscript"), "docs/data.md": ("av",)}
 
 
-WITH_PYTHON = [name for name in NAMES[1:] if any(kind == "python" for kind, _ in blocks(ROOT / name))]
+TUTORIAL = "docs/tutorial.md"  # its blocks and its commands run together, in tests/test_first_hour.py
+WITH_PYTHON = [
+    name for name in NAMES[1:] if name != TUTORIAL and any(kind == "python" for kind, _ in blocks(ROOT / name))
+]
 SLOW = ("docs/export.md",)  # ten seconds of ONNX; tests/test_export.py runs the same calls
 
 

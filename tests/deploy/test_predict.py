@@ -185,7 +185,8 @@ def test_the_onnx_file_gives_the_answer_of_predict(
     folder, store = trained
     target = tmp_path / "model.onnx"
     code, out, err = call(capsys, "export", folder, "--to", "onnx", "--out", target, "--json")
-    assert code == 0 and json.loads(out)["largest_relative_difference"] < 1e-5 and err == ""
+    assert code == 0, err[-600:]
+    assert json.loads(out)["largest_relative_difference"] < 1e-5 and err == ""
     about = json.loads((tmp_path / "model.onnx.json").read_text())
     from kronecell.training.predict import read_segments
 
