@@ -61,19 +61,18 @@ sanitize: $(STAMP)
 	KRONECELL_REQUIRE_KERNELS=1 KRONECELL_CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 		$(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib build/sanitize/lib
 	cp -r tests build/sanitize/lib
-	cd build/sanitize/lib && for width in $$($(CURDIR)/$(BIN)/python -c \
-		"from kronecell.ops.kernels import register_width as most; print(*[w for w in (16, 8, 4) if w <= most()])"); do \
+	widths=$$($(BIN)/python -c \
+		"from kronecell.ops.kernels import register_width as most; print(*[w for w in (16, 8, 4) if w <= most()])") && \
+		cd build/sanitize/lib && for width in $$widths; do \
 		KRONECELL_WIDTH=$$width ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider tests/ops/test_operators.py tests/ops/test_recurrence.py \
 		-k "not opcheck and not gradients_of_gradients and not second and not transforms and not choice" || exit 1; done
 
-# The wheel beside another torch: make test-torch TORCH=2.10.0. Downloads that torch.
+# The wheel beside another torch: make test-torch TORCH=2.10.0. Downloads that torch, most of them with gigabytes of CUDA.
 test-torch: wheel
 	$(PYTHON) -m venv --clear $(ELSEWHERE)-$(TORCH)
-	$(ELSEWHERE)-$(TORCH)/bin/python $(PIP) --no-deps torch==$(TORCH) dist/*.whl
-	$(ELSEWHERE)-$(TORCH)/bin/python $(PIP) filelock typing-extensions sympy networkx jinja2 fsspec setuptools numpy \
-		opt_einsum safetensors typer
+	$(ELSEWHERE)-$(TORCH)/bin/python $(PIP) torch==$(TORCH) dist/*.whl
 	cp tests/wheel_smoke.py $(ELSEWHERE)-$(TORCH)
 	cd $(ELSEWHERE)-$(TORCH) && bin/python wheel_smoke.py
 
