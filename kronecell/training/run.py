@@ -95,6 +95,9 @@ def run(
     finished = _finished_result(folder, experiment, store)
     world.wait()  # every process reads before one of them writes
     if finished is not None:
+        if world.is_main and read_status(folder).get("state") != "finished":  # killed after the result was written
+            with _lock(folder, world):
+                _status(folder, world, "finished", "", finished["epochs"], experiment.epochs)
         return finished
     # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
     _check_classes(experiment, store)

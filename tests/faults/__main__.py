@@ -27,6 +27,16 @@ def row(work: str, fault: str, outcomes: list[Outcome]) -> str:
     return f"| `{work}` | {FAULTS[fault]} | {len(outcomes)} | {counts} | {result} |\n"
 
 
+def write(lines: list[str]) -> None:
+    """Put these rows into the page; those of works that were not run stay."""
+    before, _, rest = PAGE.read_text().partition(START)
+    old, _, after = rest.partition(END)
+    rows = {work: [line for line in old.splitlines(True) if line.startswith(f"| `{work}` ")] for work in WORKS}
+    rows |= {work: own for work in WORKS if (own := [line for line in lines if line.startswith(f"| `{work}` ")])}
+    head = "| work | fault | places | how it ended | afterwards |\n|---|---|---|---|---|\n"
+    PAGE.write_text(before + START + head + "".join(line for own in rows.values() for line in own) + END + after)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--only", default="", help="works, as a,b")
@@ -49,10 +59,7 @@ def main() -> int:
                 lines.append(row(work, fault, outcomes))
                 print(lines[-1], end="", flush=True)
     if arguments.write:
-        head = "| work | fault | places | how it ended | afterwards |\n|---|---|---|---|---|\n"
-        text = PAGE.read_text()
-        before, _, rest = text.partition(START)
-        PAGE.write_text(before + START + head + "".join(lines) + END + rest.partition(END)[2])
+        write(lines)
     return int(broken)
 
 
