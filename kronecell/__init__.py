@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.training.predict import Prediction, Preprocessing
     from kronecell.training.saved import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _CONTENTS = {
     "errors": ("CheckpointError", "DataError", "KronecellError", "PlanError", "RankError", "ShapeError"),

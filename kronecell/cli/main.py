@@ -22,6 +22,7 @@ from kronecell.cli import (
     export,
     paper,
     predict,
+    quantize,
     report,
     sweep,
     train,
@@ -33,7 +34,7 @@ PANELS = {
     "Start": ("demo", "doctor", "explore"),
     "Train": ("data", "experiments", "train", "sweep", "report"),
     "Use what you trained": ("predict", "evaluate", "export", "bench"),
-    "Compress a trained model": ("inspect", "compress"),
+    "Compress a trained model": ("inspect", "compress", "quantize"),
     "Count": ("count", "formats", "paper"),
 }
 COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
@@ -50,6 +51,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., Any]] = {
     "explore": explore.explore,
     "compress": compress.compress,
     "inspect": compress.inspect,
+    "quantize": quantize.quantize,
     "data": data.app,
     "report": report.report,
     "paper": paper.app,

@@ -236,3 +236,17 @@ def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "doctor", "--json")
     facts = json.loads(out)
     assert code == 0 and all(check["error"] is None for check in facts["checks"]) and len(facts["checks"]) >= 2
+
+
+def test_a_run_is_quantized_and_answers_nearly_the_same(
+    trained: tuple[Path, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, store = trained
+    code, out, _ = call(capsys, "quantize", folder, tmp_path / "small", "--bits", "8", "--json")
+    assert code == 0 and json.loads(out)["matrices"]
+    clip = store.clips[0].path
+    expected, answer = kc.load(folder).predict(clip), kc.load(tmp_path / "small").predict(clip)
+    np.testing.assert_allclose(answer.chances, expected.chances, atol=0.01)
+    assert answer.classes == store.classes
+    code, _, err = call(capsys, "quantize", folder, tmp_path / "other", "--bits", "9")
+    assert code == 2 and "bits" in err and err.count("\n") == 1
