@@ -9,6 +9,10 @@
 #include "widths.h"
 #define KERNEL_FILE "quantized_kernel.h"
 #include "widths.h"
+#define KERNEL_FILE "quantized_exact.h"
+#include "widths.h"
+#define KERNEL_FILE "quantized_product.h"
+#include "widths.h"
 
 namespace kronecell {
 

@@ -3,6 +3,7 @@
 
 #include "recurrence.h"
 #include "tensors.h"
+#include "width.h"
 
 namespace kronecell {
 
@@ -19,8 +20,9 @@ inline Quantized check_quantized(const char* op, const Tensor& weight, const Ten
     const long bytes = bits == 8 ? columns : (columns + 7) / 8 * bits, groups = group ? (columns + group - 1) / group : 1;
     check_shape(scales, {-1, groups}, op, "scales");
     check_shape(weight, {scales.size(0), bytes}, op, "weight");
+    const bool exact = multiplies_bytes() && !group && columns <= Quantized::EXACT_COLUMNS;
     return Quantized{static_cast<const unsigned char*>(weight.const_data_ptr()), floats(scales), scales.size(0), columns, bytes,
-                     bits, group, groups};
+                     bits, group, groups, exact};
 }
 
 // U of a recurrence.

@@ -55,7 +55,7 @@ constexpr long BLOCK = 32;  // columns whose planes lie together
 static_assert(BLOCK % (2 * LANES) == 0, "nibbles of a block are read in whole registers");
 
 // A block of m columns as bytes.
-INLINE void unpack_block(const unsigned char* at, int8_t* to, long m, long bits) {
+INLINE void unpack_some(const unsigned char* at, int8_t* to, long m, long bits) {
     unsigned char values[BLOCK] = {0};
     long low = 0;
     for (long plane = 4; plane; plane /= 2) {
@@ -70,12 +70,42 @@ INLINE void unpack_block(const unsigned char* at, int8_t* to, long m, long bits)
     for (long j = 0; j < m; j++) to[j] = (int8_t)((values[j] ^ half) - half);
 }
 
+// A whole block.
+template <int bits>
+INLINE void unpack_block(const unsigned char* at, int8_t* to) {
+#if defined(__x86_64__) && KERNEL_WIDTH >= 8
+    constexpr int low1 = bits & 6, low2 = bits & 4;  // where the planes of one and two bits go
+    __m256i v = _mm256_setzero_si256();
+    if (bits & 4) {
+        const __m128i p = _mm_loadu_si128((const __m128i*)at);
+        v = _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(p), _mm_srli_epi16(p, 4), 1), _mm256_set1_epi8(15));
+        at += 16;
+    }
+    if (bits & 2) {
+        __m256i p = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i*)at));
+        p = _mm256_and_si256(_mm256_srlv_epi64(p, _mm256_setr_epi64x(0, 2, 4, 6)), _mm256_set1_epi8(3));
+        v = _mm256_or_si256(v, _mm256_slli_epi16(p, low2));
+        at += 8;
+    }
+    if (bits & 1) {
+        int32_t plane;
+        memcpy(&plane, at, 4);
+        __m256i p = _mm256_srlv_epi32(_mm256_set1_epi32(plane), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        v = _mm256_or_si256(v, _mm256_slli_epi16(_mm256_and_si256(p, _mm256_set1_epi8(1)), low1));
+    }
+    const __m256i half = _mm256_set1_epi8((char)(1 << (bits - 1)));
+    _mm256_storeu_si256((__m256i*)to, _mm256_sub_epi8(_mm256_xor_si256(v, half), half));
+#else
+    unpack_some(at, to, BLOCK, bits);
+#endif
+}
+
 // A row as bytes, of which up to 7 more than its columns are written.
 template <int bits>
 INLINE void unpack_row_of(const unsigned char* at, int8_t* to, long columns) {
     long k = 0;
-    for (; k + BLOCK <= columns; k += BLOCK, at += BLOCK * bits / 8) unpack_block(at, to + k, BLOCK, bits);
-    if (k < columns) unpack_block(at, to + k, (columns - k + 7) / 8 * 8, bits);
+    for (; k + BLOCK <= columns; k += BLOCK, at += BLOCK * bits / 8) unpack_block<bits>(at, to + k);
+    if (k < columns) unpack_some(at, to + k, (columns - k + 7) / 8 * 8, bits);
 }
 
 APART void unpack_row(const unsigned char* at, int8_t* to, long columns, long bits) {
@@ -111,7 +141,7 @@ APART void convert_row(const Quantized& w, long i, float* to, int8_t* bytes) {
                 nibbles(at + j, low, high);
                 *(vec*)(to + k + j) = low, *(vec*)(to + k + BLOCK / 2 + j) = high;
             }
-        if (k < w.columns) unpack_block(at, bytes + k, (w.columns - k + 7) / 8 * 8, 4);
+        if (k < w.columns) unpack_some(at, bytes + k, (w.columns - k + 7) / 8 * 8, 4);
         from = bytes;
     } else if (w.bits != 8) {
         unpack_row(at, bytes, w.columns, w.bits);
@@ -210,7 +240,7 @@ INLINE void direct_nibbles_of(const Quantized& w, const float* x, const unsigned
         UNROLL(8)
         for (int j = 0; j < n; j++) {
             int8_t bytes[BLOCK] = {0};
-            unpack_block(at + j * w.row + k / 2, bytes, (w.columns - k + 7) / 8 * 8, 4);
+            unpack_some(at + j * w.row + k / 2, bytes, (w.columns - k + 7) / 8 * 8, 4);
             for (long c = k; c < w.columns; c += LANES) {
                 vec b = from_some_bytes(bytes + (c - k), w.columns - c);
                 if (grouped) b *= scales[j * w.groups + c / w.group];
@@ -228,9 +258,9 @@ APART void direct_nibbles(const Quantized& w, const float* x, const unsigned cha
         direct_nibbles_of<false>(w, x, at, scales, to);
 }
 
-// Rows `first` to `last` of w: to (rows, first...) = x (rows, columns) w^T + bias; bias may be null.
-APART void quantized_product(const Quantized& w, const float* x, long x_row, const float* bias, float* to, long to_row,
-                             long rows, long first, long last, float* memory) {
+// Rows `first` to `last` of w: to (rows, first...) = x (rows, columns) w^T.
+APART void float_product(const Quantized& w, const float* x, long x_row, float* to, long to_row, long rows, long first, long last,
+                         float* memory) {
     constexpr long n = Quantized::DIRECT_ROWS, most = 96;  // rows of x that stay in cache while w goes by
     int8_t* bytes = (int8_t*)(memory + Quantized::TILE * w.tile_row());
     for (long r = 0; r < rows; r += most, x += most * x_row, to += most * to_row) {
@@ -253,14 +283,9 @@ APART void quantized_product(const Quantized& w, const float* x, long x_row, con
                 for (long j = 0; j < now; j++) convert_row(w, i + j, memory + j * w.tile_row(), bytes);
                 dots(x, x_row, memory, w.tile_row(), to + i, to_row, some, now, w.columns);
             }
-            if (w.group && !bias) continue;
-            for (long k = 0; k < some; k++) {
-                float* line = to + k * to_row + i;
-                if (!w.group)
-                    for (long j = 0; j < now; j++) line[j] *= scales[j];
-                if (bias)
-                    for (long j = 0; j < now; j++) line[j] += bias[i + j];
-            }
+            if (w.group) continue;
+            for (long k = 0; k < some; k++)
+                for (long j = 0; j < now; j++) to[k * to_row + i + j] *= scales[j];
         }
     }
 }

@@ -6,6 +6,10 @@
 #include "widths.h"
 #define KERNEL_FILE "quantized_kernel.h"
 #include "widths.h"
+#define KERNEL_FILE "quantized_exact.h"
+#include "widths.h"
+#define KERNEL_FILE "quantized_product.h"
+#include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
 

@@ -29,6 +29,15 @@ static int chosen() {
     throw std::runtime_error(std::string("KRONECELL_WIDTH is \"") + wish + "\"; this processor can do " + possible);
 }
 
+bool multiplies_bytes() {
+#if defined(__x86_64__)
+    static const bool has = __builtin_cpu_supports("avx512vnni");
+    return has && register_width() == 16;
+#else
+    return false;
+#endif
+}
+
 int register_width() {
     static const int width = chosen();  // tried again at the next call if it throws
     return width;

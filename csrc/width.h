@@ -7,4 +7,7 @@ namespace kronecell {
 // variable KRONECELL_WIDTH lowers it; std::runtime_error says what is possible if its value is not.
 int register_width();
 
+// Whether it multiplies bytes and adds them up in registers of 512 bits (AVX-512 VNNI), and these are used.
+bool multiplies_bytes();
+
 }  // namespace kronecell
