@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from torch import nn
@@ -33,15 +33,24 @@ def freeze(module: Module, rows: Sequence[int] = ROWS) -> Module:
     if not rows or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in rows):
         raise ShapeError(f"rows must be positive integers such as (1, 128), got {rows!r}")
     frozen = copy.deepcopy(module).eval().requires_grad_(False)
-    _freeze(frozen, tuple(rows))
-    frozen.register_load_state_dict_post_hook(lambda module, _: _freeze(module, tuple(rows)))
+    for layer in _layers(frozen):
+        if not layer.frozen:
+            layer.register_load_state_dict_post_hook(_refreeze)
+        layer.frozen_rows = tuple(rows)
+        _refreeze(layer)
     return frozen
 
 
-def _freeze(module: nn.Module, rows: Sequence[int]) -> None:
+def _layers(module: nn.Module) -> Iterator[TensorLinear | Recurrent]:
+    """Layers of this package; a recurrent one answers for those inside it."""
     if isinstance(module, (TensorLinear, Recurrent)):
-        module.frozen = type(module.frozen)()  # what is held already is made anew
-        module.freeze_products(rows)
+        yield module
         return
     for child in module.children():
-        _freeze(child, rows)
+        yield from _layers(child)
+
+
+def _refreeze(layer: TensorLinear | Recurrent, _: object = None) -> None:
+    """Compute what is held from the present parameters. A function of the module: a lambda cannot be pickled."""
+    layer.frozen = type(layer.frozen)()
+    layer.freeze_products(layer.frozen_rows)

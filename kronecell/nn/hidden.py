@@ -12,6 +12,7 @@ from torch import Tensor
 from kronecell.nn.linear import TensorLinear, split_text
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
 from kronecell.nn.splitting import SplitText, matrices_of
+from kronecell.ops.registration import constant_when_traced
 from kronecell.plans.plan import plan_of
 
 WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
@@ -53,7 +54,12 @@ def explain_hidden(weight: TensorLinear) -> str:
 
 def _worthwhile(weight: TensorLinear) -> SplitText | None:
     """The split of a matrix, if it saves enough; one that is a sum over processes has none of its own."""
-    split = split_text(weight.matrix) if type(weight) is TensorLinear else None
+    return _worthwhile_split(weight.matrix) if type(weight) is TensorLinear else None
+
+
+@constant_when_traced
+def _worthwhile_split(matrix: str) -> SplitText | None:
+    split = split_text(matrix)
     if split is None or split.macs > WORTH_SPLITTING * split.width * split.outputs:
         return None
     return split

@@ -68,6 +68,7 @@ class TensorLinear(nn.Module):
         self._names = (*network.shapes,)
         self.matrix = _described(self.format, gates, self.shared, order)
         self.frozen: tuple[tuple[int, str], ...] = ()  # rows and plan, ascending; of freeze.py
+        self.frozen_rows: tuple[int, ...] = ()
         if bias:
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
@@ -113,15 +114,7 @@ class TensorLinear(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W plus the layer's bias, or plus the one given."""
-        if check_tensor(x, "x").ndim == 0 or x.shape[-1] != self.in_features:
-            raise ShapeError(
-                f"input has the wrong width: expected (..., {self.in_features}) for {self.format}, got {tuple(x.shape)}"
-            )
-        if bias is not None and bias.shape != (self.out_features,):
-            raise ShapeError(
-                f"bias has the wrong shape: expected ({self.out_features},) for {self.gates} gate(s) of {self.format}, "
-                f"got {tuple(bias.shape)}"
-            )
+        self.check(x, bias)
         return self.project(x, self.bias if bias is None else bias)
 
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -133,6 +126,8 @@ class TensorLinear(nn.Module):
                 rows <= SPLIT_ROWS
                 and "frozen_in" in self._buffers
                 and not (x.requires_grad and torch.is_grad_enabled())
+                and x.dtype in (self._buffers["frozen_in"].dtype, torch.uint8)  # type: ignore[union-attr]
+                and (x.is_meta or not torch.is_autocast_enabled(x.device.type))
             ):
                 return self._split_product(x, bias)
             plan, operands = self._frozen_operands(rows)

@@ -143,6 +143,7 @@ class Recurrent(Cell, nn.Module):
     ) -> None:
         super().__init__()
         self.frozen: dict[str, list[str]] = {}  # names of the buffers that hold what a direction runs with; freeze.py
+        self.frozen_rows: tuple[int, ...] = ()
         _check_sizes(input_size, hidden_size, num_layers, dropout, proj_size)
         if recurrence not in RECURRENCES:
             raise PlanError(f"recurrence must be one of {', '.join(RECURRENCES)}, got {recurrence!r}")

@@ -51,7 +51,7 @@ def operators(path: Path) -> set[str]:
 
 def states(rnn: kc.LSTM | kc.GRU, batch: int) -> Any:
     count = rnn.num_layers * rnn.directions
-    parts = tuple(torch.randn(count, batch, size) for size in rnn._state_sizes())
+    parts = tuple(torch.randn(count, batch, size) for size in rnn.state_sizes)
     return parts if len(parts) > 1 else parts[0]
 
 
@@ -152,7 +152,7 @@ def test_streaming_step_by_step_equals_the_whole_sequence(cell: type, recipe: st
     path = tmp_path / "step.onnx"
     kc.export_onnx(rnn, path, torch.randn(1, 12), streaming=True)
     x = torch.randn(3, 5, 12)
-    state = [torch.zeros(2, 3, 8) for _ in rnn._state_sizes()]
+    state = [torch.zeros(2, 3, 8) for _ in rnn.state_sizes]
     outputs = []
     for t in range(5):
         output, *state = run(path, x[:, t].contiguous(), *state)
