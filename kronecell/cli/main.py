@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,9 @@ def build() -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Run; an expected error is one line on stderr and exit code 2, without a traceback."""
     try:
-        code = build()(arguments, prog_name="kronecell", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = build()(arguments, prog_name="kronecell", standalone_mode=False)
     except KronecellError as error:
         if getattr(error, "quiet", False):  # another process of the same training says it
             sys.exit(2)
@@ -114,6 +117,11 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(2)
         _fail(f"{message()} (see kronecell --help)")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the line of source that Python adds."""
+    typer.echo(f"kronecell: warning: {on_one_line(str(message), KronecellError.LONGEST)}", err=True)
 
 
 def _fail(message: str, code: int = 2) -> None:

@@ -111,9 +111,8 @@ def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:
                 raise DataError(
                     f"{printable(root / name)}: holds pictures itself; one folder is one clip: class/clip/picture.png"
                 )
-            raise DataError(
-                f"{printable(root / name)}: does not fit layout '{chosen}'; move it away or use --layout folder"
-            )
+            other = " or use --layout folder" if chosen != "folder" else ", or into a folder named like its class"
+            raise DataError(f"{printable(root / name)}: does not fit layout '{chosen}'; move it away{other}")
         labelled.append((name, *found))
     classes = tuple(sorted({label for _, label, _ in labelled}))
     index = {label: number for number, label in enumerate(classes)}

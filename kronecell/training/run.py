@@ -28,7 +28,7 @@ import torch
 from kronecell.data import Loader, Store
 from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries, write_atomically
 from kronecell.deploy.records import is_there
-from kronecell.errors import CheckpointError, DataError, KronecellError, printable
+from kronecell.errors import CheckpointError, KronecellError, printable
 from kronecell.training.checkpoint import RECORD, load_checkpoint, save_checkpoint, save_tensors
 from kronecell.training.costs import costs, latency_ms
 from kronecell.training.display import Display, TensorBoard
@@ -48,7 +48,7 @@ from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, 
 from kronecell.training.protocol import deviations, settle_data
 from kronecell.training.records import read_result, read_status, saved_progress
 from kronecell.training.saved import WEIGHTS, write_description
-from kronecell.training.splits import data_notes, loaders, settle_folds
+from kronecell.training.splits import check_classes, data_notes, loaders, settle_folds
 
 __all__ = [
     "Experiment",
@@ -100,7 +100,7 @@ def run(
                 _status(folder, world, "finished", "", finished["epochs"], experiment.epochs)
         return finished
     # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
-    _check_classes(experiment, store)
+    check_classes(experiment, store)
     batches = loaders(experiment, store, fold, seed, world)
     with _lock(folder, world):
         read_status(folder)  # a damaged one is refused before it is written over
@@ -189,15 +189,6 @@ def _train(
     _status(folder, world, "finished", "", progress.epoch, experiment.epochs)
     world.wait()
     return result
-
-
-def _check_classes(experiment: Experiment, store: Store) -> None:
-    found = len(store.classes)
-    if experiment.classes not in (0, found):
-        raise DataError(
-            f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes} "
-            f"({experiment.dataset}); --set classes=0 takes what the data has"
-        )
 
 
 def _facts(experiment: Experiment, store: Store, fold: int, seed: int) -> dict[str, Any]:

@@ -79,3 +79,13 @@ def data_notes(experiment: Experiment, store: Store) -> list[str]:
     if missing:
         notes.append(f"no readable clip of the class(es) {', '.join(missing[:8])}")
     return notes
+
+
+def check_classes(experiment: Experiment, store: Store) -> None:
+    """Refuse a store with another number of classes than the experiment insists on."""
+    found = len(store.classes)
+    if experiment.classes not in (0, found):
+        raise DataError(
+            f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes} "
+            f"({experiment.dataset}); --set classes=0 takes what the data has"
+        )

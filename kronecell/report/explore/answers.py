@@ -105,9 +105,9 @@ class Question:
     def product(self) -> Product:
         """The product for which the library chooses a plan."""
         with torch.no_grad():
-            return TensorLinear(
-                self.format, bias=False, device="meta", gates=self.gates, shared=self.shared
-            ).product(self.rows)
+            return TensorLinear(self.format, bias=False, device="meta", gates=self.gates, shared=self.shared).product(
+                self.rows
+            )
 
 
 def answer(fields: Mapping[str, str]) -> dict[str, Any]:
