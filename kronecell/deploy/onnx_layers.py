@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear, split_text
 from kronecell.nn.quantized import QuantizedHidden
-from kronecell.nn.recurrent import BYTE, Affine, Direction, Recurrent, project
+from kronecell.nn.recurrent import Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
 from kronecell.nn.splitting import matrices_of
 from kronecell.nn.torch_kernel import dense_hidden
 from kronecell.ops.contract import plain_execute
+from kronecell.ops.engine import BYTE
 
 GATE_ORDERS = {4: (0, 3, 1, 2), 3: (1, 0, 2)}  # torch's i f g o as ONNX's i o f c, torch's r z n as ONNX's z r h
 

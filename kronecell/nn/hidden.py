@@ -15,8 +15,6 @@ from kronecell.nn.splitting import SplitText, matrices_of
 from kronecell.ops.registration import constant_when_traced
 from kronecell.plans.plan import plan_of
 
-WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
-
 
 def hidden_matrices(weight: Tensor | TensorLinear | QuantizedLinear) -> list[Tensor] | QuantizedHidden:
     """U as the operators take it; differentiable unless it is of integers."""
@@ -60,6 +58,4 @@ def _worthwhile(weight: TensorLinear) -> SplitText | None:
 @constant_when_traced
 def _worthwhile_split(matrix: str) -> SplitText | None:
     split = split_text(matrix)
-    if split is None or split.macs > WORTH_SPLITTING * split.width * split.outputs:
-        return None
-    return split
+    return split if split is not None and split.pays else None

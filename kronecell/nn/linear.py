@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
+from kronecell.nn.products import FEW_ROWS, dense_product, few_rows_product, is_few
 from kronecell.nn.splitting import SplitText, matrices_of
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import apply, check_tensor, contract_text, gradients_follow, operand_count, prepare
-from kronecell.ops.recurrence import split_linear
+from kronecell.ops.contract import (
+    apply,
+    check_dtype,
+    check_tensor,
+    contract_text,
+    gradients_follow,
+    operand_count,
+    prepare,
+)
 from kronecell.ops.registration import constant_when_traced
 from kronecell.ops.tune import choices, explain
 from kronecell.plans.order import Tree, optimal
@@ -23,7 +31,7 @@ from kronecell.plans.plan import Plan, plan_of
 
 Layer = TypeVar("Layer", bound="TensorLinear")
 
-SPLIT_ROWS, SPLIT_ELEMENTS = 16, 2**18  # up to which x In Out takes less time than calls of several products
+SPLIT_ELEMENTS = 2**18  # of In and Out, up to which x In Out takes less time than calls of several products
 TRACED_ROWS = 128  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
 Sharing = bool | tuple[str, ...]
@@ -69,6 +77,7 @@ class TensorLinear(nn.Module):
         self.matrix = _described(self.format, gates, self.shared, order)
         self.frozen: tuple[tuple[int, str], ...] = ()  # rows and plan, ascending; of freeze.py
         self.frozen_rows: tuple[int, ...] = ()
+        self.frozen_few: tuple[str, ...] = ()  # buffers of W for a few rows: In and Out, or dense
         if bias:
             self.bias = nn.Parameter(torch.empty(gates * self.format.N, device=device, dtype=dtype))
         else:
@@ -96,21 +105,19 @@ class TensorLinear(nn.Module):
 
     def plan(self, rows: int) -> Plan:
         """How x W is run for a number of rows, with gradients if they are enabled: what forward does."""
-        if self.frozen:
-            return plan_of(self._frozen_operands(rows)[0])
-        return _chosen(*self._key(rows))
+        return plan_of(self._frozen_plan(rows)[1]) if self.frozen else _chosen(*self._key(rows))
 
     def product(self, rows: int) -> Product:
         """What a plan is chosen for: this layer's matrix and about this many rows, here and now."""
         return _product(*self._key(rows)[:-2])
 
-    def _key(self, rows: int) -> tuple[Any, ...]:
+    def _key(self, rows: int, frozen: bool = False) -> tuple[Any, ...]:
         like = getattr(self, self._names[0])
         grad = gradients_follow() and like.requires_grad
         rows = 1 << max(0, rows - 1).bit_length()  # one choice for each power of two
         measured = choices.names and not torch.compiler.is_compiling()  # such a choice is for a number of threads
         threads = torch.get_num_threads() if measured else 0
-        return self.matrix, rows, grad, like.dtype, like.device.type, threads, choices.edition
+        return self.matrix, rows, grad, like.dtype, like.device.type, frozen, threads, choices.edition
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W plus the layer's bias, or plus the one given."""
@@ -122,19 +129,9 @@ class TensorLinear(nn.Module):
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         rows = TRACED_ROWS if traced else x.numel() // x.shape[-1]
         if self.frozen:
-            if (
-                rows <= SPLIT_ROWS
-                and "frozen_in" in self._buffers
-                and not (x.requires_grad and torch.is_grad_enabled())
-                and x.dtype in (self._buffers["frozen_in"].dtype, torch.uint8)  # type: ignore[union-attr]
-                and (x.is_meta or not torch.is_autocast_enabled(x.device.type))
-            ):
-                return self._split_product(x, bias)
-            plan, operands = self._frozen_operands(rows)
-        else:
-            plan = plan_text(*self._key(rows))
-            operands = prepare(plan, self.factors())
-        return apply(plan, x, operands, bias)
+            return self._frozen_product(x, bias, rows)
+        plan = plan_text(*self._key(rows))
+        return apply(plan, x, prepare(plan, self.factors()), bias)
 
     @torch.no_grad()
     def freeze_products(self, rows: Sequence[int]) -> None:
@@ -142,30 +139,43 @@ class TensorLinear(nn.Module):
         self.requires_grad_(False)
         chosen: dict[str, int] = {}
         for count in sorted(rows):
-            chosen[self.plan(count).text] = count  # of a plan that serves several, the largest number of rows
+            chosen[_chosen(*self._key(count, frozen=True)).text] = count  # of several, the largest number of rows
         self.frozen = tuple(sorted((count, plan) for plan, count in chosen.items()))
         for number, (_, plan) in enumerate(self.frozen):
-            for step, operand in enumerate(prepare(plan, self.factors())):
-                self.register_buffer(f"frozen_{number}_{step}", operand.contiguous(), persistent=False)
-
+            if one_product(plan):
+                self._hold(frozen_dense=self.dense_weight())
+            else:
+                operands = prepare(plan, self.factors())
+                self._hold(**{f"frozen_{number}_{step}": operand for step, operand in enumerate(operands)})
         text = split_text(self.matrix)
-        split = None if text is None or not text.narrow else matrices_of(text, self.factors())
-        if split is not None and split[0].numel() + split[1].numel() <= SPLIT_ELEMENTS:
-            for name, matrix in zip(("frozen_in", "frozen_out"), split, strict=True):
-                self.register_buffer(name, matrix.contiguous(), persistent=False)
+        if text is not None and text.pays and text.elements <= SPLIT_ELEMENTS:
+            In, Out = matrices_of(text, self.factors())
+            self._hold(frozen_in=In, frozen_out=Out)
+            self.frozen_few = ("frozen_in", "frozen_out")
+        else:
+            self.frozen_few = ("frozen_dense",) if one_product(self._frozen_plan(FEW_ROWS)[1]) else ()
 
-    def _split_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x In Out + bias for a few rows of a stream, in one call."""
-        weight = [self.get_buffer("frozen_in"), self.get_buffer("frozen_out")]
-        if x.dtype == torch.uint8:
-            x = x.to(weight[0].dtype) * (1 / 255)
-        y = split_linear(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]), weight, self.gates, bias)
-        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
+    def _hold(self, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
 
-    def _frozen_operands(self, rows: int) -> tuple[str, list[Tensor]]:
+    def _frozen_plan(self, rows: int) -> tuple[int, str]:
         number = next((i for i, (most, _) in enumerate(self.frozen) if rows <= most), len(self.frozen) - 1)
-        plan = self.frozen[number][1]
-        return plan, [self._buffers[f"frozen_{number}_{step}"] for step in range(operand_count(plan))]  # type: ignore[misc]
+        return number, self.frozen[number][1]
+
+    def _frozen_product(self, x: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+        if rows <= FEW_ROWS and self.frozen_few:
+            weight: list[Tensor] = [self._buffers[name] for name in self.frozen_few]  # type: ignore[misc]
+            if is_few(x, weight):
+                return few_rows_product(x, weight, self.gates, bias)
+        number, plan = self._frozen_plan(rows)
+        if one_product(plan):
+            dense = self.get_buffer("frozen_dense")
+            if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+                check_dtype(x, dense.dtype)
+            return dense_product(x, dense, bias)
+        operands = [self.get_buffer(f"frozen_{number}_{step}") for step in range(operand_count(plan))]
+        return apply(plan, x, operands, bias)
 
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; a frozen layer refuses to train."""
@@ -308,26 +318,28 @@ def _described(format: Format, gates: int, shared: Sharing, order: str | Tree) -
 
 
 @constant_when_traced
-def plan_text(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int) -> str:
+def plan_text(*key: Any) -> str:
     """The plan of a layer as operators take it."""
-    return _chosen(matrix, rows, grad, dtype, device, threads, edition).text
+    return _chosen(*key).text
 
 
 @lru_cache(maxsize=4096)
-def _chosen(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, threads: int, edition: int) -> Plan:
+def _chosen(
+    matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, frozen: bool, threads: int, edition: int
+) -> Plan:
     """The plan of a layer for a number of rows, here and now: what was measured, or what the cost model predicts."""
     format, gates, shared, order = _matrices[matrix]
     if order != "auto":
         return format.plan(order, rows, gates=gates, shared=shared)
-    return choices.plan(_product(matrix, rows, grad, dtype, device))
+    return choices.plan(_product(matrix, rows, grad, dtype, device, frozen))
 
 
-def _product(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str) -> Product:
+def _product(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, frozen: bool) -> Product:
     format, gates, shared, _ = _matrices[matrix]
     plans = [(name, format.plan(name, rows, gates=gates, shared=shared)) for name in format.orders()]
     orders = tuple((name, plan.network, plan.tree) for name, plan in plans)
     name = f"{format} gates={gates} shared={shared}"
-    return Product(format.network(gates, shared), orders, name, rows, grad, dtype, device)
+    return Product(format.network(gates, shared), orders, name, rows, grad, dtype, device, frozen)
 
 
 @constant_when_traced
@@ -335,6 +347,12 @@ def _dense_text(matrix: str) -> str:
     format, gates, shared, _ = _matrices[matrix]
     dense = format.network(gates, shared).as_dense()
     return Plan(dense, optimal(dense), order="dense").text
+
+
+@constant_when_traced
+def one_product(plan: str) -> bool:
+    """Whether x is multiplied once: by a dense W."""
+    return operand_count(plan) == 1 and plan_of(plan).chunk is None
 
 
 @constant_when_traced

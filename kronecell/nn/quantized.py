@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.nn.rounding import check_finite, chosen_group, rounded
+from kronecell.ops.engine import BYTE
 from kronecell.ops.quantized import dequantized, pack, quantized_linear, row_bytes
 
 Layer = TypeVar("Layer", bound="Integers")
-BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255
 
 
 class QuantizedHidden(NamedTuple):

@@ -21,18 +21,16 @@ from kronecell.formats.recipes import FormatSpecs, layer_formats
 from kronecell.nn import convert
 from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split
 from kronecell.nn.linear import TRACED_ROWS, TensorLinear, settled
+from kronecell.nn.products import dense_product
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear, integer_weights
 from kronecell.nn.sequences import Sequence, State, open_sequence
 from kronecell.nn.torch_kernel import run_torch
-from kronecell.ops.kernels import linear
 from kronecell.plans.order import Tree
 
 Self = TypeVar("Self", bound="Recurrent")
 Weight = nn.Parameter | TensorLinear
 Affine = tuple[Tensor | float, Tensor | float]
 RECURRENCES = ("auto", "native", "loop")  # our operator; torch's kernel; our operator's reference
-FEW_ROWS = 8  # with fewer, torch's product of a dense W costs less to call than ours
-BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255
 
 
 class Direction(NamedTuple):
@@ -103,12 +101,7 @@ def project(x: Tensor, weights: Direction, affine: Affine | None = None) -> Tens
     if isinstance(weights.weight, nn.Module):
         missing = int(weights.weight.in_features) - x.shape[-1]  # type: ignore[arg-type]
         return weights.weight(F.pad(x, (0, missing)) if missing else x, weights.bias)
-    dtype = weights.weight.dtype
-    x = x.to(dtype) * BYTE if x.dtype == torch.uint8 else x
-    if torch.compiler.is_compiling() or x.numel() < FEW_ROWS * x.shape[-1]:
-        return F.linear(x, weights.weight, weights.bias)
-    rows = linear(x.reshape(-1, x.shape[-1]), weights.weight, weights.bias)
-    return rows.reshape(*x.shape[:-1], rows.shape[-1])
+    return dense_product(x, weights.weight, weights.bias)
 
 
 class Recurrent(Cell, nn.Module):

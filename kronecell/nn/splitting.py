@@ -12,6 +12,8 @@ from kronecell.ops.contract import contract_text
 from kronecell.plans.network import GATE, Network
 from kronecell.plans.split import split_of
 
+WORTH_SPLITTING = 0.8  # a split with more than so much of the dense multiply-adds is not faster: two products, not one
+
 
 class SplitText(NamedTuple):
     """A split as plain texts and numbers, which tracers can hold."""
@@ -53,6 +55,16 @@ class SplitText(NamedTuple):
     def macs(self) -> int:
         """Multiply-adds of one row."""
         return self.columns * self.width + self.rank * self.outputs
+
+    @property
+    def elements(self) -> int:
+        """Of In and Out."""
+        return self.columns * self.width + self.rank * (self.outputs if self.own_columns or self.own_outer else 1)
+
+    @property
+    def pays(self) -> bool:
+        """Whether two narrow products of a few rows take less time than a dense one."""
+        return self.macs <= WORTH_SPLITTING * self.width * self.outputs
 
 
 def matrices_of(split: SplitText, factors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ REGISTER = 16  # columns that a product computes at once
 class Product:
     """What a choice depends on: the matrix, its named orders, about how many rows, and how it is computed.
 
-    `orders` are (name, network, tree), because a format may have an order on an equivalent network.
+    `orders` are (name, network, tree), because a format may have an order on an equivalent network. With `frozen`, the
+    products of weights are there already.
     """
 
     network: Network
@@ -45,11 +46,12 @@ class Product:
     grad: bool
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    frozen: bool = False
 
     @property
     def key(self) -> str:
         """One line of text; the number of threads belongs to it."""
-        how = "training" if self.grad else "inference"
+        how = "training" if self.grad else "frozen" if self.frozen else "inference"
         dtype = str(self.dtype).removeprefix("torch.")
         return f"product {self.name} rows={self.rows} {how} {dtype} {self.device} threads={torch.get_num_threads()}"
 
@@ -163,11 +165,12 @@ def default_prices() -> Prices:
 AMOUNTS = ("macs", "batched", "read", "written", "fresh", "copied", "matrix", "call")
 
 
-def work(plan: Plan, rows: int, training: bool) -> dict[str, float]:
+def work(plan: Plan, rows: int, training: bool, frozen: bool = False) -> dict[str, float]:
     """What a call of a plan does: multiply-adds, and those in batches; elements read, written, copied and put into
     fresh memory; matrices and calls.
 
-    Training includes the gradients, the work that needs no x, and in chunks the steps that are run again.
+    All but frozen layers do the work that needs no x at every call. Training includes the gradients, and in chunks the
+    steps that are run again.
     """
     if plan.chunk is not None:
         once = _hot_work(plan, plan.chunk, training, _made_again(plan))
@@ -176,8 +179,8 @@ def work(plan: Plan, rows: int, training: bool) -> dict[str, float]:
         total = {name: amount * times for name, amount in once.items()}
     else:
         total = _hot_work(plan, rows, training)
-    if training:
-        _add_hoisted_work(plan, total)
+    if not frozen:
+        _add_hoisted_work(plan, total, RUNS if training else 1)
     return total
 
 
@@ -226,25 +229,26 @@ def _made_again(plan: Plan) -> int:
     return last
 
 
-def _add_hoisted_work(plan: Plan, total: dict[str, float]) -> None:
+def _add_hoisted_work(plan: Plan, total: dict[str, float], runs: int) -> None:
     """The products of weights, and the small operands laid out."""
     of = ready(plan.text)
     if of.products is not None:
-        total["macs"] += RUNS * AT_ONCE * plan.hoisted_macs
-        total["call"] += RUNS
+        total["macs"] += runs * AT_ONCE * plan.hoisted_macs
+        total["call"] += runs
         return
     ops = {op.out: op for op in of.program.hoisted}
     for step in plan.steps:
         if step.hoisted:
             op = ops[step.name]
-            total["macs"] += RUNS * step.macs * _padding(op)
-            total["written"] += RUNS * step.size
-            total["copied"] += RUNS * op.copied
-            total["matrix"] += RUNS * op.matrices if op.matrices > 1 else 0
-            total["call"] += RUNS
+            total["macs"] += runs * step.macs * _padding(op)
+            total["written"] += runs * step.size
+            total["copied"] += runs * op.copied
+            total["matrix"] += runs * op.matrices if op.matrices > 1 else 0
+            total["call"] += runs
     for op in of.program.hot:
         if op.right_view.permutation is not None:
-            total["copied"] += 2 * 2 * prod(op.right_view.legs)  # there and back
+            there_and_back = 2 if runs > 1 else 1
+            total["copied"] += 2 * there_and_back * prod(op.right_view.legs)
 
 
 def _padding(op: Op) -> float:
@@ -259,9 +263,9 @@ def executed_macs(plan: Plan) -> int:
     return sum(step.macs * pairs.get(step.name, 1) for step in plan.steps if not step.hoisted)
 
 
-def predict(plan: Plan, rows: int, training: bool = True, prices: Prices | None = None) -> float:
+def predict(plan: Plan, rows: int, training: bool = True, prices: Prices | None = None, frozen: bool = False) -> float:
     """Price of one call in multiply-adds."""
-    done = work(plan, rows, training)
+    done = work(plan, rows, training, frozen)
     prices = prices or default_prices()
     return done.pop("macs") + sum(getattr(prices, name) * amount for name, amount in done.items())
 
@@ -279,4 +283,5 @@ def predicted(product: Product) -> str:
 def prices(product: Product) -> dict[str, float]:
     """The price of every candidate."""
     of = default_prices().for_dtype(product.dtype)
-    return {name: predict(plan, product.rows, product.grad, of) for name, plan in candidates(product).items()}
+    found = candidates(product)
+    return {name: predict(plan, product.rows, product.grad, of, product.frozen) for name, plan in found.items()}

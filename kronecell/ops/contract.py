@@ -318,6 +318,12 @@ def operand_count(plan: str) -> int:
     return len(ready_now(plan).program.hot)
 
 
+def check_dtype(x: Tensor, dtype: torch.dtype) -> None:
+    """Refuse an input that is neither of the dtype of the factors nor of bytes."""
+    if x.dtype not in (dtype, torch.uint8):
+        raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)")
+
+
 def gradients_follow() -> bool:
     """Whether a forward should save what its gradient needs. Not in a traced graph, which must not depend on it."""
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
@@ -334,10 +340,8 @@ def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = Non
         operands = [operand.to(dtype) for operand in operands]
         bias = None if bias is None else bias.to(dtype)
         x = x if x.dtype == torch.uint8 else x.to(dtype)
-    elif x.dtype != like.dtype and x.dtype != torch.uint8:
-        raise ShapeError(
-            f"input has dtype {x.dtype}, the factors {like.dtype}; convert one with .to(...) (uint8 is fine)"
-        )
+    else:
+        check_dtype(x, like.dtype)
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     keep = gradients_follow() and any([operand.requires_grad for operand in operands])  # noqa: C419 (in the path of a step)
     y: Tensor = contract(rows, operands, bias, plan, keep)[0]
@@ -402,8 +406,7 @@ def check_input(plan: Plan, x: Tensor, dtype: torch.dtype) -> None:
             f"input has the wrong width: expected (..., {plan.width}) for modes "
             f"{'x'.join(map(str, plan.network.shape(plan.network.inputs)))}, got {tuple(x.shape)}"
         )
-    if x.dtype not in (dtype, torch.uint8):
-        raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)")
+    check_dtype(x, dtype)
 
 
 def check_tensor(value: object, what: str) -> Tensor:

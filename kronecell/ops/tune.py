@@ -97,8 +97,8 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     """The candidates timed in turn on random data, fastest first; `measured` is None where it was not worth while.
 
     Those predicted to take `skip` times the cheapest are not run, those that take `give_up` times the fastest not
-    repeated. Training is timed as forward and backward to the factors with the work that needs no x, inference with
-    prepared weights. The order changes in every round: what ran before decides what is in the caches.
+    repeated. Training is timed as forward and backward to the factors, with the work that needs no x as in inference;
+    frozen, with that work done before. The order changes in every round: what ran before decides what is in the caches.
     """
     generator = torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"dtype": product.dtype, "device": product.device}
@@ -108,7 +108,7 @@ def measure(product: Product, repeats: int = 7, give_up: float = 4.0, skip: floa
     x = torch.randn(product.rows, width, generator=generator).to(**options)
     plans, price = candidates(product), prices(product)
     tried = [name for name in sorted(price, key=price.__getitem__) if price[name] <= skip * min(price.values())]
-    calls = {name: _call(plans[name], x, factors, product.grad) for name in tried}
+    calls = {name: _call(plans[name], x, factors, product) for name in tried}
     first = {name: _timed(call) for name, call in calls.items()}  # maps memory, too: a rough estimate
     hopeful = [name for name in tried if first[name] <= give_up * min(first.values())]
     seconds: dict[str, list[float]] = {name: [] for name in hopeful}
@@ -140,16 +140,16 @@ def _timed(call: Callable[[], object], times: int = 1) -> float:
     return (time.perf_counter() - start) / times
 
 
-def _call(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], grad: bool) -> Callable[[], object]:
-    if grad:
+def _call(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], product: Product) -> Callable[[], object]:
+    if product.grad:
         leaves = {name: tensor.requires_grad_() for name, tensor in factors.items()}
         return lambda: torch.autograd.grad(execute(plan, x, leaves).sum(), [*leaves.values()], allow_unused=True)
     with torch.no_grad():
-        operands = prepare(plan.text, factors)
+        held = prepare(plan.text, factors)
 
     def infer() -> None:
         with torch.no_grad():
-            apply(plan.text, x, operands)
+            apply(plan.text, x, held if product.frozen else prepare(plan.text, factors))
 
     return infer
 

@@ -121,7 +121,7 @@ def test_a_frozen_module_compiles_into_one_graph(name: str) -> None:
     with torch.no_grad():
         for a, b in zip(results(compiled, given()), results(frozen, given()), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    assert len(found) == 1 and "kronecell::contract" in found[0] and "kronecell::hoist" not in found[0]
+    assert len(found) == 1 and "kronecell::hoist" not in found[0]
 
 
 @pytest.mark.slow
@@ -154,8 +154,8 @@ def test_an_exported_program_serves_every_batch_and_length(name: str, frozen: bo
     program = exported(module, torch.randn(4, 3, 12), {0: "first", 1: "second"})
     assert module.__class__.__name__ == type(build(name)).__name__
     called = ours_in(program.graph_module)
-    if any(isinstance(part, kc.TensorLinear) for part in module.modules()):
-        assert "kronecell::contract" in called
+    if not frozen and any(isinstance(part, kc.TensorLinear) for part in module.modules()):
+        assert "kronecell::contract" in called  # a frozen one as small as these runs dense
     for shape in ((7, 2, 12), (2, 5, 12), (9, 1, 12), (1, 4, 12)):
         x = torch.randn(shape)
         with torch.no_grad():
