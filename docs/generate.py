@@ -23,6 +23,7 @@ from kronecell.cli.count import EXAMPLES
 from kronecell.formats import FORMATS, parse
 from kronecell.formats.paper_counting import paper_order
 from kronecell.paper import tables as paper
+from kronecell.training.experiment import describe_settings
 from kronecell.training.paper_settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,7 +189,7 @@ def costs() -> str:
         "parameters of W",
         "ratio of W",
         "ratio of the model",
-        "MFLOPs, the paper's order",
+        "multiply-adds, millions, the paper's order",
         "our best order",
         "splits",
     )
@@ -331,9 +332,15 @@ def sizes() -> str:
     return f"{about}\n\n{table(('layer', *columns), lines)}"
 
 
+def settings() -> str:
+    """Every setting of an experiment, from its dataclass."""
+    lines = [[f"`{name}`", f"`{default}`", meaning, change] for name, default, meaning, change in describe_settings()]
+    return table(("setting", "default", "meaning", "when to change it"), lines, texts=4)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
-    "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
+    "settings": settings, "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
     "accuracy": lambda: accuracy() or NOTHING,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},

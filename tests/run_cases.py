@@ -25,6 +25,7 @@ def write_run(
     epochs: int = 40,
     dataset: str = "UCF11",
     shared: bool = False,
+    stopped: str = "",
 ) -> Path:
     """One run directory; `label` is a column of the paper's tables."""
     folder = out / name / f"fold{fold}-seed{seed}"
@@ -40,7 +41,7 @@ def write_run(
     (folder / "config.toml").write_text(lines)
     environment = {"python": "3.11", "torch": "2.13", "threads": 2, "processor": "test"}
     (folder / "environment.json").write_text(json.dumps(environment))
-    done = epochs if state == "finished" else epochs // 2
+    done = epochs if state == "finished" and not stopped else epochs // 2
     number = FORMATS.index(label) if label in FORMATS else 3
     level = 0.7 + 0.035 * number + 0.01 * fold - 0.007 * seed
     metrics = []
@@ -62,7 +63,9 @@ def write_run(
     }
     (folder / "status.json").write_text(json.dumps(status))
     if state == "finished":
-        (folder / "result.json").write_text(json.dumps(_result(settings, metrics, fold, seed, label)))
+        (folder / "result.json").write_text(
+            json.dumps(_result(settings, metrics, fold, seed, label) | {"stopped": stopped})
+        )
     return folder
 
 
@@ -78,6 +81,7 @@ def _result(
     return {
         "experiment": settings["name"], "format": settings["format"], "shared": shared, "dataset": settings["dataset"],
         "top1": max(row["top1"] for row in metrics), "avg": metrics[-1]["top1"], "avg_over": 10,
+        "top1_last": metrics[-1]["top1"], "clips": {"train": 1280, "valid": 320, "all": 1600},
         "params_w": w, "params_model": w + rest, "ratio_w": dense / w, "ratio_model": (dense + rest) / (w + rest),
         "macs_paper": 1e6 * mflops(paper_macs(fmt, GATES, shared), GATES, HIDDEN, CLASSES),
         "macs_executed": 1e6 * mflops(plan.macs, GATES, HIDDEN, CLASSES), "macs_hoisted": plan.hoisted_macs,

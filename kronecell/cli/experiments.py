@@ -12,7 +12,7 @@ from kronecell.cli.models import AsJson
 from kronecell.cli.tables import text_table
 from kronecell.errors import KronecellError
 
-app = typer.Typer(help="The experiments that come with the package: list, copy.", no_args_is_help=True)
+app = typer.Typer(help="The experiments that come with the package: list, copy, settings.", no_args_is_help=True)
 
 
 @app.command(name="list")
@@ -63,3 +63,18 @@ def copy(
     text = f"# {name} as a start for your own; any line that is left out takes its default.\n{recipe}{e.to_toml()}"
     write_atomically(file, lambda temporary: temporary.write_text(text))
     typer.echo(f"wrote {file}; edit it, then: kronecell train {file} --data FOLDER")
+
+
+@app.command()
+def settings(as_json: AsJson = False) -> None:
+    """Every setting of an experiment: its default, what it means, when to change it.
+
+    Example: kronecell experiments settings
+    """
+    from kronecell.training.experiment import describe_settings
+
+    rows = describe_settings()
+    if as_json:
+        typer.echo(json.dumps([dict(zip(("name", "default", "meaning", "change"), row, strict=True)) for row in rows]))
+        return
+    typer.echo(text_table(("setting", "default", "meaning", "change it"), rows, text=(0, 1, 2, 3)))

@@ -71,7 +71,7 @@ def figures(
         for dataset in dict.fromkeys(group.dataset for group in groups):
             part = [group for group in groups if group.dataset == dataset]
             stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in dataset.lower()) or "data"
-            for key, title in (("top1", "Top-1 on validation"), ("loss", "Training loss")):
+            for key, title in (("top1", "Accuracy on validation"), ("loss", "Training loss")):
                 target = out / f"curves-{stem}-{key}.{kind}"
                 if plot_curves(part, key, f"{title}, {dataset or 'own data'}", target):
                     done(target)

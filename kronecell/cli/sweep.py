@@ -36,7 +36,7 @@ class Job:
     command: list[str]
     node: str = HERE
     state: str = "waiting"
-    top1: float | None = None
+    accuracy: float | None = None
     message: str = ""
 
 
@@ -140,7 +140,7 @@ def run_queue(queue: Sequence[Job], places: Sequence[str], launcher: str) -> Non
                         for other in waiting:
                             other.state, other.message = "not started", "an earlier run was refused"
                         waiting.clear()
-                    text = f"top-1 {job.top1:.1%}" if job.top1 is not None else job.message
+                    text = f"accuracy {job.accuracy:.1%}" if job.accuracy is not None else job.message
                     print(f"[{done}/{len(queue)}] {_title(job)} on {job.node}: {text}", file=sys.stderr, flush=True)
                     del running[slot]
                     free.append(slot)
@@ -179,7 +179,8 @@ def _start(job: Job, launcher: str) -> subprocess.Popen[str]:
 def _collect(job: Job, process: subprocess.Popen[str]) -> None:
     out, err = process.communicate()
     try:
-        job.top1 = json.loads(out)["top1"]
+        result = json.loads(out)
+        job.accuracy = result.get("top1_last", result["avg"])
         job.state = "finished"
     except (ValueError, KeyError, TypeError):
         job.state = "interrupted" if process.returncode == 143 else "failed"
@@ -201,7 +202,7 @@ def _title(job: Job) -> str:
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in ("experiment", "fold", "seed", "node", "state", "top1", "message")}
+    return {name: getattr(job, name) for name in ("experiment", "fold", "seed", "node", "state", "accuracy", "message")}
 
 
 def _table(queue: Sequence[Job]) -> str:
@@ -210,10 +211,10 @@ def _table(queue: Sequence[Job]) -> str:
 
     rows = []
     for name in dict.fromkeys(job.experiment for job in queue):
-        scores = [job.top1 for job in queue if job.experiment == name and job.top1 is not None]
+        scores = [job.accuracy for job in queue if job.experiment == name and job.accuracy is not None]
         mean = f"{statistics.fmean(scores):.1%}" if scores else "-"
         spread = f"{statistics.stdev(scores):.1%}" if len(scores) > 1 else "-"
         rows.append((name, f"{len(scores)}/{sum(job.experiment == name for job in queue)}", mean, spread))
-    lines = [text_table(("experiment", "finished", "mean top-1", "standard deviation"), rows)]
+    lines = [text_table(("experiment", "finished", "mean accuracy, last epoch", "standard deviation"), rows)]
     lines += [f"{_title(job)}: {job.state}: {job.message}" for job in queue if job.state != "finished"]
     return "\n".join(lines)

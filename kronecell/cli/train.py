@@ -124,13 +124,24 @@ def find_store(
     return open_store(target)
 
 
+def accuracy_words(result: dict[str, Any]) -> str:
+    """The accuracy of a finished run with its interval, and whether it was stopped before its last epoch."""
+    last = result.get("top1_last", result["avg"])  # of 0.1: not in every result
+    known = result.get("interval")
+    words = f"accuracy {last:.1%} at the last epoch"
+    words += f" (95% interval {known[0]:.1%} to {known[1]:.1%})" if known else ""
+    reason = {"time": "its time budget", "patience": "its patience (early_stop)"}.get(result.get("stopped", ""))
+    return words + (f", stopped in epoch {result['epochs']} by {reason}" if reason else "")
+
+
 def summary(result: dict[str, Any], folder: Path) -> str:
     """A finished run for people."""
     from kronecell.training.paper_settings import SETTINGS
 
     lines = [
-        f"{result['experiment']}, fold {result['fold']}, seed {result['seed']}: top-1 {result['top1']:.1%}, "
-        f"mean of the last {result['avg_over']} epoch(s) {result['avg']:.1%}",
+        f"{result['experiment']}, fold {result['fold']}, seed {result['seed']}: {accuracy_words(result)}",
+        f"best epoch {result['top1']:.1%}, chosen on these very clips; mean of the last {result['avg_over']} epoch(s) "
+        f"{result['avg']:.1%}",
         f"W {result['params_w']:,} parameters ({result['ratio_w']:,.0f}x fewer), whole model "
         f"{result['params_model']:,} ({result['ratio_model']:,.1f}x fewer)",
         f"multiply-adds per clip {result['macs_executed']:,} (paper's order {result['macs_paper']:,}), "

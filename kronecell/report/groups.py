@@ -13,6 +13,8 @@ from kronecell.formats.paper_counting import paper_params
 from kronecell.paper.printed import TABLES, Printed
 from kronecell.paper.tables import paper_format
 from kronecell.report.load import Run, number_of
+from kronecell.training.intervals import interval
+from kronecell.training.paper_settings import CLIPS, SETTINGS
 
 CURVES = ("top1", "loss", "train_accuracy")
 GATES = {"lstm": 4, "gru": 3}
@@ -64,8 +66,30 @@ class Group:
         return [run for run in self.runs if run.finished]
 
     def spread(self, key: str) -> Spread | None:
-        """Of a figure of the results."""
+        """Of a figure of the results; "accuracy" is that of the last epoch."""
+        if key == "accuracy":
+            return Spread.of(run.accuracy for run in self.finished)
         return Spread.of(number_of(run.result.get(key)) for run in self.finished)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the accuracy, over clips and seeds; None where the number of clips is not known."""
+        scores = {
+            (run.fold or 0, run.seed or 0): (run.accuracy, run.tested)
+            for run in self.finished
+            if run.accuracy is not None
+        }
+        return interval(scores) if scores and all(clips for _, clips in scores.values()) else None
+
+    @property
+    def stopped(self) -> list[Run]:
+        """Finished runs that ended before their last epoch."""
+        return [run for run in self.finished if run.stopped]
+
+    @property
+    def threads(self) -> set[int]:
+        """Numbers of threads that times were measured with."""
+        return {int(n) for run in self.finished if (n := number_of(run.environment.get("threads"))) is not None}
 
     def value(self, key: str) -> float | None:
         """A figure that does not depend on fold and seed, from any finished run."""
@@ -104,9 +128,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         config = run.config
         key = (run.path.parent, run.name, config["format"], str(config.get("shared")), config.get("cell"))
         table.setdefault(key, []).append(run)
-    names = [key[1] for key in table]
+    names = [plain_name(key[1], key[2]) for key in table]
     groups = []
-    for (parent, name, *_), members in table.items():
+    for (parent, name, text, *_), members in table.items():
+        name = plain_name(name, text)
         label = name if names.count(name) == 1 else f"{name} ({parent.parent.name or parent.name})"
         groups.append(_group(label, members))
     labels: dict[str, int] = {}
@@ -116,6 +141,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         count = labels[group.label]
         unique.append(group if count == 1 else Group(**{**group.__dict__, "label": f"{group.label} #{count}"}))
     return unique
+
+
+def plain_name(name: str, format_text: str) -> str:
+    """The name of an experiment with "dense" for what the paper calls "ori"."""
+    start, dash, end = name.rpartition("-")
+    return f"{start}{dash}dense" if format_text == DENSE and end.lower() == "ori" else name
 
 
 def _group(label: str, runs: Sequence[Run]) -> Group:
@@ -139,7 +170,7 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
     dataset = str(config.get("dataset") or "")
     group = Group(
         label, tuple(runs), text, fmt, shared, dataset, gates, hidden, width, rows, problem, *_printed(
-            dataset, fmt, text, shared, gates, hidden, width
+            dataset if _is_papers(dataset, runs) else "", fmt, text, shared, gates, hidden, width
         ),
     )  # fmt: skip
     return Group(**{**group.__dict__, "breakdown": _breakdown(group)})
@@ -151,6 +182,25 @@ def _shared(value: object) -> Shared:
     if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
         return tuple(value)
     return False
+
+
+def _is_papers(dataset: str, runs: Sequence[Run]) -> bool:
+    """Whether the runs were trained on the paper's data set of this name: by what they counted, not by the name.
+
+    (The names of the classes were compared when the run began; a data set without them has another name since then.)
+    """
+    known = next((name for name in SETTINGS if name.lower() == dataset.lower()), None)
+    if known is None:
+        return False
+    least, most = CLIPS[known]
+    for run in runs:
+        clips = run.result.get("clips")
+        count = number_of(clips.get("all")) if isinstance(clips, dict) else None
+        if run.finished and (count is None or not least <= count <= most):
+            return False
+        if run.finished and number_of(run.result.get("classes")) != SETTINGS[known].classes:
+            return False
+    return True
 
 
 def _printed(

@@ -55,6 +55,32 @@ class Run:
         """Whether it has a result."""
         return self.state == "finished" and bool(self.result)
 
+    @property
+    def accuracy(self) -> float | None:
+        """That of the last epoch, which nothing was selected by."""
+        last = number_of(self.result.get("top1_last"))
+        scores = [value for row in self.metrics if (value := number_of(row.get("top1"))) is not None]
+        return last if last is not None else scores[-1] if scores else None
+
+    @property
+    def tested(self) -> int:
+        """Clips that the accuracy was measured on; 0 where the result does not say."""
+        clips = self.result.get("clips")
+        known = {key: number_of(clips.get(key)) for key in ("valid", "all", "train")} if isinstance(clips, dict) else {}
+        if known.get("valid") is None and None not in (known.get("all"), known.get("train")):
+            return max(0, int(known["all"] - known["train"]))  # type: ignore[operator]
+        return int(known.get("valid") or 0)
+
+    @property
+    def stopped(self) -> str:
+        """Why it ended before its last epoch: "time", "patience", or "" for a run that did not."""
+        if not self.result:
+            return ""
+        if isinstance(self.result.get("stopped"), str):
+            return str(self.result["stopped"])
+        limit, spent = number_of(self.config.get("max_seconds")), number_of(self.result.get("seconds"))
+        return "time" if limit and spent is not None and spent >= limit else ""
+
 
 @dataclass(frozen=True)
 class Broken:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kronecell.deploy.atomic import write_atomically
-from kronecell.report.groups import CURVES, Group, group_runs
+from kronecell.report.groups import CURVES, Group, group_runs, plain_name
 from kronecell.report.load import Broken, Run, load_runs
 from kronecell.report.plans import PlanTable, plan_tables
-from kronecell.report.tables import FORMAT, Cell, shown_columns
+from kronecell.report.tables import FOOTNOTE, FORMAT, Cell, shown_columns, stopped_words, threads_words, titles
+from kronecell.training.intervals import wilson
 
 # The browser itself refuses every request of this page to anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -23,10 +24,10 @@ COSTS = {
     "params_model": "parameters of the model",
     "macs_executed": "multiply-adds of a clip, as executed",
     "macs_paper": "multiply-adds of a clip, by the paper's order",
-    "latency_ms": "latency of a clip, ms, measured",
+    "latency_ms": "latency of a clip, ms, measured at batch 1",
 }
 SHORTEST = 4  # validated epochs that make a curve
-METRICS = {"top1": "top-1 on validation", "loss": "training loss", "train_accuracy": "training accuracy"}
+METRICS = {"top1": "accuracy on validation", "loss": "training loss", "train_accuracy": "training accuracy"}
 
 
 def write_report(
@@ -63,10 +64,10 @@ def page(
 ) -> str:
     """The whole document."""
     runs = [run for group in groups for run in group.runs]
-    sections = [
+    parts = [
         _notices(runs, broken, groups),
         _comparison(groups),
-        _scatter(),
+        _scatter(groups),
         _curves(groups),
         _parameters(groups),
         _plans(groups, progress),
@@ -74,6 +75,7 @@ def page(
         _protocol(groups),
         _environments(runs),
     ]
+    sections = [f"<section>{part}</section>" for part in parts if part]
     states = [run.state for run in runs] + ["broken"] * len(broken)
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     introduction = "".join(f"<p>{escape(note)}</p>" for note in notes)
@@ -96,19 +98,21 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
     """What the charts draw."""
     found = []
     for group in groups:
-        top1 = group.spread("top1")
+        accuracy, known = group.spread("accuracy"), group.interval
+        low, high = known if known is not None else (None, None)
         costs = {key: spread.mean for key in COSTS if (spread := group.spread(key)) is not None}
         found.append(
             {
                 "label": group.label,
                 "format": group.format_text,
-                "top1": None if top1 is None else top1.__dict__,
+                "accuracy": None if accuracy is None else {**accuracy.__dict__, "from": low, "to": high},
+                "stopped": stopped_words(group) if any(run.stopped == "time" for run in group.finished) else "",
                 "costs": costs,
                 "parameters": dict(group.breakdown),
                 "curves": {key: group.curve(key) for key in CURVES},
             }
         )
-    return {"groups": found}
+    return {"groups": found, "threads": threads_words(groups)}
 
 
 def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Group]) -> str:
@@ -117,6 +121,10 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
     if running:
         names = ", ".join(f"{_title(run)} (epoch {run.epoch} of {run.epochs})" for run in running)
         parts.append(f'<div class="notice"><b>Still running:</b> {escape(names)}. Their figures are not final.</div>')
+    for group in groups:
+        if any(run.stopped == "time" for run in group.finished):
+            words = f"{group.label}: {stopped_words(group)}. It might do better with more time: its points are hollow."
+            parts.append(f'<div class="notice">{escape(words)}</div>')
     for run in runs:
         if run.state in ("failed", "interrupted"):
             words = f"{_title(run)} {run.state}: {run.message or 'no message'}"
@@ -137,7 +145,7 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
 
 def _comparison(groups: Sequence[Group]) -> str:
     columns = shown_columns(groups)
-    heads = [(column.title, column.hint) for column in columns]
+    heads = [(title, column.hint) for title, column in zip(titles(columns, groups), columns, strict=True)]
     body = [[column.cell(group) for column in columns] for group in groups]
     texts = {i for i, column in enumerate(columns) if column.text}
     formats = {i: "format" for i, column in enumerate(columns) if column.title == FORMAT}
@@ -145,10 +153,14 @@ def _comparison(groups: Sequence[Group]) -> str:
         "<p>Values of the paper are printed ones, for the same layer; its accuracies stand only beside the same data "
         "set.</p>"
     )  # fmt: skip
+    foot = f'<p class="soft">{escape(FOOTNOTE)}</p>' if any(c.title.endswith("*") for c in columns) else ""
     return (
-        "<h2>Comparison</h2><p>Two ratios, which differ widely: that of W, the input weights, which is the "
+        "<h2>Comparison</h2><p>The headline is the accuracy of the last epoch with its 95% interval, over the clips it "
+        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. The "
+        "best epoch was chosen on these very clips, so it flatters. Two ratios, which differ widely: that of W, the "
+        "input weights, which is the "
         "paper's figure, and that of the whole model, whose recurrent weights U and classifier stay dense. Click a "
-        f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats)
+        f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats) + foot
     )
 
 
@@ -187,12 +199,19 @@ def _options(choices: dict[str, str]) -> str:
     return "".join(f'<option value="{key}">{escape(words)}</option>' for key, words in choices.items())
 
 
-def _scatter() -> str:
+def _scatter(groups: Sequence[Group]) -> str:
+    whiskers = "95% intervals over clips and seeds" if all(g.interval for g in groups if g.finished) else (
+        "95% intervals over clips and seeds where the number of clips is known, else from the worst to the best run"
+    )  # fmt: skip
+    hollow = (
+        " Hollow: stopped by a time budget." if any(r.stopped == "time" for g in groups for r in g.finished) else ""
+    )
     return (
-        "<h2>Accuracy against cost</h2><p>Points are means over folds and seeds, bars reach from the worst to the best "
-        f'run.</p><div class="controls"><label>cost <select id="cost">{_options(COSTS)}</select></label>'
+        f'<div class="keep"><h2>Accuracy against cost</h2><p>Accuracy of the last epoch, '
+        f"means over folds and seeds; bars are {whiskers}."
+        f'{hollow}</p><div class="controls"><label>cost <select id="cost">{_options(COSTS)}</select></label>'
         '<label><input type="checkbox" id="logx" checked> log axis</label></div>'
-        '<div class="chart" data-chart="scatter"></div>'
+        '<div class="chart" data-chart="scatter"></div></div>'
     )
 
 
@@ -202,11 +221,12 @@ def _curves(groups: Sequence[Group]) -> str:
     first = "top1" if points >= SHORTEST else "loss"
     metrics = {key: METRICS[key] for key in sorted(METRICS, key=lambda key: key != first)}
     return (
-        "<h2>Learning curves</h2><p>Lines are means over folds and seeds, bands reach from the lowest to the highest "
-        f'run.</p><div class="controls"><label>show <select id="metric">{_options(metrics)}</select></label>'
+        '<div class="keep"><h2>Learning curves</h2><p>Lines are means over folds and seeds, bands reach from '
+        f'the lowest to the highest run.</p><div class="controls">'
+        f'<label>show <select id="metric">{_options(metrics)}</select></label>'
         '<label>against <select id="base"><option value="epoch">epochs</option><option value="seconds">seconds'
         '</option></select></label><label><input type="checkbox" id="logy"> log axis</label></div>'
-        '<div class="chart" data-chart="curves"></div>'
+        '<div class="chart" data-chart="curves"></div></div>'
     )
 
 
@@ -221,9 +241,9 @@ def _parameters(groups: Sequence[Group]) -> str:
             share = parts["W"] / total
             body.append([Cell(group.label), *cells, Cell(f"{total:,}", total), Cell(f"{share:.1%}", share)])
     return (
-        "<h2>Where the parameters are</h2><p>Once W is compressed, the recurrent weights U are nearly all of the "
-        'model: a ratio of W says little about the file on disk.</p><div class="chart" data-chart="bars"></div>'
-        + _table(heads, body, {0}, "plain")
+        '<div class="keep"><h2>Where the parameters are</h2><p>Once W is compressed, the recurrent weights U are '
+        "nearly all of the model: a ratio of W says little about the file on disk. All bars have one scale.</p>"
+        '<div class="chart" data-chart="bars"></div>' + _table(heads, body, {0}, "plain")
     )
 
 
@@ -253,25 +273,29 @@ def _plan(table: PlanTable) -> str:
         for number, pair, out, macs, when in table.rows
     ]
     return (
-        f'<h3>{escape(table.title)}</h3><div class="drawing">{table.svg}</div>{_table(heads, body, {0, 1, 2}, "plain")}'
+        f'<div class="plan"><h3>{escape(table.title)}</h3><div class="drawing">{table.svg}</div>'
+        f"{_table(heads, body, {0, 1, 2}, 'plain')}"
         f"<p>{table.macs:,} multiply-adds a row, {table.hoisted:,} once per weight update, largest intermediate "
-        f"{table.peak:,} elements. {escape(table.after)}</p>"
+        f"{table.peak:,} elements. {escape(table.after)}</p></div>"
     )
 
 
 def _title(run: Run) -> str:
-    return f"{run.name} fold {run.fold} seed {run.seed}" if run.fold is not None else f"{run.name} ({run.path.name})"
+    name = plain_name(run.name, str(run.config.get("format")))
+    return f"{name} fold {run.fold} seed {run.seed}" if run.fold is not None else f"{name} ({run.path.name})"
 
 
 def _runs(runs: Sequence[Run], broken: Sequence[Broken]) -> str:
     rows = []
     for run in runs:
-        top1 = run.result.get("top1")
-        shown = f"{100 * top1:.1f}%" if isinstance(top1, int | float) else ""
+        shown = f"{100 * run.accuracy:.1f}%" if run.finished and run.accuracy is not None else ""
+        if run.tested and shown:
+            low, high = wilson(float(run.accuracy or 0) * run.tested, run.tested)
+            shown += f" ({100 * low:.0f} to {100 * high:.0f})"
         hash_ = str(run.result.get("manifest_hash") or "")[:12]
         seconds = run.result.get("seconds")
         cells = (
-            f"{run.epoch}" + (f" of {run.epochs}" if run.epochs else ""),
+            f"{run.epoch}" + (f" of {run.epochs}" if run.epochs else "") + (", stopped" if run.stopped else ""),
             shown,
             f"{seconds:,.0f}" if isinstance(seconds, int | float) else "",
         )
@@ -288,8 +312,8 @@ def _runs(runs: Sequence[Run], broken: Sequence[Broken]) -> str:
         )
     heads = "".join(
         f'<th{" class=text" if text else ""}>{name}</th>'
-        for name, text in (("run", 1), ("state", 1), ("epochs", 0), ("top-1", 0), ("seconds of training", 0),
-                           ("data (hash)", 1), ("folder", 1))
+        for name, text in (("run", 1), ("state", 1), ("epochs", 0), ("accuracy, last epoch", 0),
+                           ("seconds of training", 0), ("data (hash)", 1), ("folder", 1))
     )  # fmt: skip
     return (
         f'<h2>Runs</h2><div class="wide"><table class="main"><thead><tr>{heads}</tr></thead>'

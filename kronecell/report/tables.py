@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kronecell.report.groups import Group, Spread, printed_params
-from kronecell.report.load import Broken, Run
+from kronecell.report.load import Broken, Run, number_of
 
 FIGURES = (
-    "top1", "avg", "params_w", "params_model", "ratio_w", "ratio_model", "macs_paper", "macs_executed", "macs_hoisted",
-    "step_ms", "latency_ms", "seconds",
+    "accuracy", "top1", "avg", "params_w", "params_model", "ratio_w", "ratio_model", "macs_paper", "macs_executed",
+    "macs_hoisted", "step_ms", "latency_ms", "seconds",
 )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ class Cell:
 
 
 EMPTY = Cell("")
-FORMAT = "format of W"
+FORMAT, LATENCY, STEP = "format of W", "latency, ms", "training step, ms"
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,19 @@ class Column:
     text: bool = False
 
 
-def percent(spread: Spread | None) -> Cell:
-    """87.1 % ± 0.4, the deviation over folds and seeds."""
+def accuracy(group: Group) -> Cell:
+    """That of the last epoch with its 95% interval: 87.1% (83.0 to 90.4)."""
+    spread = group.spread("accuracy")
     if spread is None:
         return EMPTY
-    deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.1f}"
-    return Cell(f"{100 * spread.mean:.1f}%{deviation}", spread.mean)
+    known = group.interval
+    words = "" if known is None else f" ({100 * known[0]:.1f} to {100 * known[1]:.1f})"
+    return Cell(f"{100 * spread.mean:.1f}%{words}", spread.mean)
+
+
+def percent(spread: Spread | None) -> Cell:
+    """A mean in percent."""
+    return EMPTY if spread is None else Cell(f"{100 * spread.mean:.1f}%", spread.mean)
 
 
 def _whole(key: str) -> Callable[[Group], Cell]:
@@ -97,10 +104,32 @@ def _printed_w(group: Group) -> Cell:
 
 
 def _runs(group: Group) -> Cell:
-    done = len(group.finished)
+    done, early = len(group.finished), stopped_words(group)
     states = [run.state for run in group.runs if not run.finished]
     rest = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return Cell(f"{done} finished" + (f", {rest}" if rest else ""), done)
+    words = ", ".join(filter(None, (f"{done} finished", early, rest)))
+    return Cell(words, done)
+
+
+def stopped_words(group: Group) -> str:
+    """ "of which 1 was stopped after 13 of 34 epochs by its time budget"; nothing where all ran to their last epoch."""
+    stopped = group.stopped
+    if not stopped:
+        return ""
+    why = {"time": "by its time budget", "patience": "by its patience (early_stop)"}
+    last = stopped[-1]
+    after = f"after {last.epoch} of {last.epochs} epochs " if last.epochs > last.epoch else ""
+    many = "" if len(group.finished) == 1 else f"{len(stopped)} of these "
+    return f"{many}stopped {after}{why.get(last.stopped, 'early')}"
+
+
+def threads_words(groups: Sequence[Group]) -> str:
+    """The threads of all measured times, "1 thread" or "1 to 4 threads"; nothing where no run says."""
+    found = sorted({count for group in groups for count in group.threads})
+    if not found:
+        return ""
+    least, most = found[0], found[-1]
+    return f"{least} thread{'s' * (least > 1)}" if least == most else f"{least} to {most} threads"
 
 
 def _format(group: Group) -> Cell:
@@ -111,27 +140,47 @@ def _format(group: Group) -> Cell:
 
 COLUMNS = (
     Column("experiment", "its name", lambda group: Cell(group.label, group.label.lower()), text=True),
-    Column("top-1", "best epoch, mean and deviation over the runs", lambda group: percent(group.spread("top1"))),
-    Column("avg", "mean of the last epochs, then over the runs", lambda group: percent(group.spread("avg"))),
     Column(
-        "top-1 in the paper", "printed, only for the same data set",
+        "accuracy at the last epoch", "mean over the runs, 95% interval over clips and seeds; nothing was selected",
+        accuracy,
+    ),
+    Column(
+        "at the best epoch", "selected on the very clips it was measured on: flattering",
+        lambda group: percent(group.spread("top1")),
+    ),
+    Column("mean of last epochs", "the paper's Avg", lambda group: percent(group.spread("avg"))),
+    Column(
+        "top-1 in the paper", "printed, of the best epoch as it seems; only beside the same data",
         _printed(lambda group: group.printed.top1 if group.printed else None, accuracy=True), True,
     ),
     Column("parameters of W", "input weights of all gates", _whole("params_w")),
     Column("W in the paper", "printed for the same layer", _printed_w, True),
     Column("ratio of W", "dense W over W: the paper's compression ratio", _times("ratio_w", 0)),
     Column("ratio of model", "whole model, U and classifier counted", _times("ratio_model", 1)),
-    Column("million multiply-adds", "for one clip, as executed", _millions("macs_executed")),
-    Column("by the paper's order", "for one clip, in millions, by the paper's count", _millions("macs_paper")),
+    Column("multiply-adds, millions", "for one clip, as executed", _millions("macs_executed")),
+    Column("by the paper's order", "multiply-adds, millions, by the paper's count", _millions("macs_paper")),
     Column(
-        "MFLOPs in the paper", "printed for the same layer",
+        "printed in the paper*", "multiply-adds in millions, printed for the same layer",
         _printed(lambda group: group.printed.mflops if group.printed else None), True,
     ),
-    Column("latency ms", "one clip, measured", _mean("latency_ms", 1)),
-    Column("step ms", "one training step, measured", _mean("step_ms", 0)),
+    Column(LATENCY, "one clip at a time, measured", _mean("latency_ms", 1)),
+    Column(STEP, "one training step, measured", _mean("step_ms", 0)),
     Column("runs", "folds and seeds", _runs, text=True),
     Column(FORMAT, "format, modes and ranks of the input weights", _format, text=True),
 )  # fmt: skip
+FOOTNOTE = "* The paper writes MFLOPs for what are multiply-adds in millions; two floating point operations each."
+
+
+def titles(columns: Sequence[Column], groups: Sequence[Group]) -> list[str]:
+    """Titles of columns; those of times say for how many clips at once and with how many threads."""
+    threads = threads_words(groups)
+    batches = sorted({int(n) for g in groups for run in g.runs if (n := number_of(run.config.get("batch_size")))})
+    batch = "" if not batches else f"batch {batches[0]}" + ("" if len(batches) == 1 else f" to {batches[-1]}")
+    notes = {LATENCY: ("batch 1", threads), STEP: (batch, threads)}
+    return [
+        f"{column.title} ({', '.join(filter(None, notes[column.title]))})" if column.title in notes else column.title
+        for column in columns
+    ]
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Column]:
@@ -147,8 +196,10 @@ def markdown(groups: Sequence[Group], broken: Sequence[Broken] = ()) -> str:
         return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
 
     marks = ["---" if column.text else "---:" for column in columns]
-    lines = [line([column.title for column in columns]), "|" + "|".join(marks) + "|"]
+    lines = [line(titles(columns, groups)), "|" + "|".join(marks) + "|"]
     lines += [line([column.cell(group).text for column in columns]) for group in groups]
+    if any(column.title.endswith("*") for column in columns):
+        lines += ["", _plain(FOOTNOTE)]
     lines += ["", *(f"- broken: `{_plain(str(b.path))}`: {_plain(b.reason)}" for b in broken)] if broken else []
     return "\n".join(lines)
 
@@ -183,6 +234,8 @@ def _group_facts(group: Group) -> dict[str, Any]:
         "runs": len(group.runs),
         "finished": len(group.finished),
         "figures": figures,
+        "interval": None if group.interval is None else [*group.interval],
+        "stopped": stopped_words(group),
         "parameters": dict(group.breakdown),
         "paper": None if row is None else {**row.__dict__, "same_data": group.same_data},
         "problem": group.problem,
@@ -192,4 +245,5 @@ def _group_facts(group: Group) -> dict[str, Any]:
 def _run_facts(run: Run) -> dict[str, Any]:
     names = ("name", "fold", "seed", "state", "message", "epoch", "epochs")
     facts = {name: getattr(run, name) for name in names}
+    facts |= {"accuracy": run.accuracy, "clips": run.tested, "stopped": run.stopped}
     return {**facts, "path": str(run.path), "problems": [*run.problems], "top1": run.result.get("top1")}

@@ -53,9 +53,9 @@ class Display(Callbacks):
         self.spent += row["seconds"] + row["eval_seconds"]
         self.epochs_timed += 1
         if row["top1"] is not None:
-            self.top1 = f", top-1 {row['top1']:.1%}"
+            self.top1 = f", accuracy {row['top1']:.1%}"
         if row["top1"] is not None or time.monotonic() - self.last_line >= EVERY:
-            score = "" if row["top1"] is None else f", top-1 {row['top1']:.1%}{' (best)' if improved else ''}"
+            score = "" if row["top1"] is None else f", accuracy {row['top1']:.1%}{' (best)' if improved else ''}"
             seconds = row["seconds"] + row["eval_seconds"]
             self._line(
                 f"epoch {row['epoch'] + 1}/{self.epochs}: loss {row['loss']:.3f}, train {row['train_accuracy']:.1%}"

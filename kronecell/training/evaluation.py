@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 from kronecell.data import Loader, Store, make_folds
 from kronecell.errors import DataError
 from kronecell.training.classifier import VideoClassifier
+from kronecell.training.intervals import wilson
 from kronecell.training.predict import segment_scores
-
-CERTAINTY = 1.959964  # standard deviations of a 95% interval
 
 
 @dataclass(frozen=True)
@@ -80,23 +78,6 @@ class Evaluation:
             "answers": [vars(answer) for answer in self.answers],
             "unreadable": self.unreadable,
         }
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """The 95% interval of a proportion (Wilson's score interval), for independent clips.
-
-    >>> low, high = wilson(77, 88)
-    >>> round(low, 3), round(high, 3)
-    (0.79, 0.929)
-    """
-    if count == 0:
-        return 0.0, 1.0
-    z, p = CERTAINTY, right / count
-    middle, spread = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    whole = 1 + z * z / count
-    # At 0 and 1 rounding would leave the interval a hair away from the proportion itself.
-    low, high = (middle - spread) / whole, (middle + spread) / whole
-    return 0.0 if right == 0 else low, 1.0 if right == count else high
 
 
 def held_out(model: VideoClassifier, store: Store) -> list[int] | None:

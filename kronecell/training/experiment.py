@@ -14,7 +14,7 @@ import fnmatch
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,45 +32,76 @@ DENSE = "dense"
 LARGEST = (2**53, 1e300)  # whole numbers, others
 
 
+def setting(default: Any, meaning: str, change: str = "") -> Any:
+    """A setting with what it means and when to change it, for the table in docs/train.md and `experiments settings`."""
+    return field(default=default, metadata={"meaning": meaning, "change": change})
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Everything that decides what a run computes, apart from the data, the fold and the seed."""
 
-    name: str = ""
-    dataset: str = ""  # UCF11, YCF, UCF50, or any other name
-    paper: str = ""  # the column of the paper's tables this is, such as "KCP(4,4,2)"
-    format: str = DENSE  # "dense", a format with modes and ranks, or a recipe such as "tt:r=4", whose modes are chosen
-    shared: bool | tuple[str, ...] = False  # true as the paper shares, or the names of the unshared factors
-    cell: str = "lstm"
-    hidden: int = 256
-    classes: int = 0  # 0: as many as the data has
-    width: int = 160
-    height: int = 120
-    channels: int = 3  # 1: grey
-    frames: int = 6
-    segments: int = 10
-    spread: bool = True  # samples of clips shorter than segments * frames reach over half of the clip
-    normalise: str = "pixel"
-    pixel_mean: float = 0.0
-    input_gain: float = 1.0
-    dropout: float = 0.0
-    order: str = "auto"
-    flip: bool = False
-    folds: int = 0  # 0: as many as the store has
-    fold_method: str = "store"  # group, random, or store: as the store's were made
-    fold_seed: int = -1  # negative: that of the store
-    batch_size: int = 16
-    epochs: int = 400
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0
-    schedule: str = "constant"
-    precision: str = "float32"
-    early_stop: int = 0
-    eval_every: int = 1
-    max_seconds: float = 0.0
-    checkpoint_seconds: float = 60.0
-    workers: int = 1
+    name: str = setting("", "name of the experiment and of its folder below `--out`")
+    dataset: str = setting("", "UCF11, YCF, UCF50, or any other name; names a table of `defaults.toml`")
+    paper: str = setting("", "the column of the paper's tables this is, such as KCP(4,4,2)")
+    format: str = setting(
+        DENSE,
+        "format of W: `dense`, one with modes and ranks, or a recipe such as `tt:r=4`, whose modes are chosen",
+        "[choose a format](choosing.md)",
+    )
+    shared: bool | tuple[str, ...] = setting(
+        False, "one copy of a factor for all gates: true as the paper shares, or the names of the unshared factors",
+        "for three times fewer parameters of W",
+    )  # fmt: skip
+    cell: str = setting("lstm", "`lstm` or `gru`")
+    hidden: int = setting(256, "hidden size", "smaller for little data; its square is the size of U")
+    classes: int = setting(0, "number of classes; 0: as many as the data has", "to insist on a number")
+    width: int = setting(160, "width of the frames", "smaller frames train faster")
+    height: int = setting(120, "height of the frames")
+    channels: int = setting(3, "3: colour; 1: grey", "grey where colour says nothing about the class")
+    frames: int = setting(6, "frames of a sample", "more for classes that only a longer motion tells")
+    segments: int = setting(10, "parts of a validation clip whose probabilities are averaged")
+    spread: bool = setting(
+        True, "samples of clips shorter than segments * frames reach over half of the clip", "false: as release 0.1"
+    )
+    normalise: str = setting(
+        "pixel", "`pixel`: bytes to 0 to 1; `frame`: each frame to mean 0 and rms 1",
+        "`frame` where brightness says nothing",
+    )  # fmt: skip
+    pixel_mean: float = setting(0.0, "subtracted from every pixel (of 0 to 1)", "to the mean of your frames")
+    input_gain: float = setting(
+        1.0, "factor of the normalised input", "sqrt(3 hidden / inputs) where training starts saturated"
+    )
+    dropout: float = setting(
+        0.0, "part of the last state that is dropped", "0.3 to 0.5 where training accuracy is 100%"
+    )
+    order: str = setting("auto", "order of contraction, chosen by cost if auto", "to compare orders")
+    flip: bool = setting(False, "half of the training samples are mirrored", "where left and right mean the same")
+    folds: int = setting(0, "folds for cross validation; 0: as many as the store has")
+    fold_method: str = setting(
+        "store", "`group`: no recording in two folds; `random`: as the paper's may be; `store`: as the store's"
+    )
+    fold_seed: int = setting(-1, "seed of the folds; negative: that of the store")
+    batch_size: int = setting(16, "clips of a training step, over all processes")
+    epochs: int = setting(400, "passes over the training clips", "fewer for a first look")
+    learning_rate: float = setting(
+        1e-3, "of Adam", "try 1e-3, 4e-3, 1.6e-2 for a compressed W: the best rate differs from format to format"
+    )
+    weight_decay: float = setting(
+        0.0, "decoupled, as in AdamW; the paper does not say which kind", "0.01 to 0.1 for little data"
+    )
+    clip_norm: float = setting(0.0, "largest norm of a gradient; 0: not clipped", "1.0 for high rates")
+    schedule: str = setting(
+        "constant", "`constant`, or `cosine` to zero at the last epoch", "cosine where the last epoch counts"
+    )
+    precision: str = setting("float32", "`float32`, or `bfloat16` under autocast", "bfloat16 on GPUs")
+    early_stop: int = setting(
+        0, "epochs without a better validation before the end; 0: off", "it selects on the validation clips"
+    )
+    eval_every: int = setting(1, "epochs between validations; the last is always validated")
+    max_seconds: float = setting(0.0, "of training steps; 0: no limit", "reports draw a run that was cut short hollow")
+    checkpoint_seconds: float = setting(60.0, "between checkpoints")
+    workers: int = setting(1, "threads that read ahead")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before any data is read."""
@@ -158,6 +189,11 @@ class Experiment:
     def to_toml(self) -> str:
         """All settings, one per line."""
         return "".join(f"{field.name} = {_toml(getattr(self, field.name))}\n" for field in fields(self))
+
+
+def describe_settings() -> list[tuple[str, str, str, str]]:
+    """(name, default as in TOML, meaning, when to change it) of every setting."""
+    return [(f.name, _toml(f.default), f.metadata["meaning"], f.metadata["change"]) for f in fields(Experiment)]
 
 
 OLD = {"spread": False}  # what release 0.1, whose files lack these settings, did

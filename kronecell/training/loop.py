@@ -248,6 +248,13 @@ def _out_of_time(progress: Progress, settings: TrainSettings) -> bool:
     return 0 < settings.max_seconds <= progress.seconds
 
 
+def stopped_by(progress: Progress, settings: TrainSettings, steps: int) -> str:
+    """What ended a run before the last of its epochs of `steps` steps: "time", "patience", or "" for nothing."""
+    if progress.steps >= settings.epochs * steps:
+        return ""
+    return "time" if _out_of_time(progress, settings) else "patience"
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,

@@ -26,6 +26,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "YCF": (),  # names of people, written in several ways
     "UCF50": ("baseballpitch", "basketball", "biking", "yoyo"),
 }
+# How many clips their releases have, and how many fewer can be read of a copy that is whole otherwise.
+CLIPS = {"UCF11": (1560, 1600), "YCF": (1860, 1910), "UCF50": (6580, 6681)}
 SETTINGS = {
     "UCF11": Setting((8, 20, 20, 18), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 11, 400),
     "YCF": Setting((4, 20, 20, 36), (4, 4, 4, 4), (4, 4, 2, 4, 2), 4, 5, 256, 47, 400),

@@ -7,24 +7,28 @@ from dataclasses import replace
 
 from kronecell.training.experiment import DENSE, Experiment
 from kronecell.training.loop import Progress
-from kronecell.training.paper_settings import CLASSES, SETTINGS
+from kronecell.training.paper_settings import CLASSES, CLIPS, SETTINGS
 
 DECAY = 0.01
 FLIPPED = ("UCF50",)
 DECAYED = ("YCF", "UCF50")  # "for all the tensor-decomposed LSTMs": not for the uncompressed one
 
 
-def settle_data(experiment: Experiment, name: str, classes: Sequence[str]) -> Experiment:
+def settle_data(experiment: Experiment, name: str, classes: Sequence[str], clips: int) -> Experiment:
     """The experiment with the data set it really is trained on: the paper's settings are of use for other data, too,
     but its accuracies are not to be compared with theirs.
     """
-    if experiment.dataset not in SETTINGS or is_papers(experiment.dataset, classes):
+    if experiment.dataset not in SETTINGS or is_papers(experiment.dataset, classes, clips):
         return experiment
+    name = f"{name} ({clips} clips)" if name in SETTINGS else name  # a part of UCF11 is not UCF11
     return replace(experiment, dataset=name)
 
 
-def is_papers(dataset: str, classes: Sequence[str]) -> bool:
-    """Whether these are the classes of one of the paper's data sets, by their number and some of their names."""
+def is_papers(dataset: str, classes: Sequence[str], clips: int) -> bool:
+    """Whether this is one of the paper's data sets, by its numbers of clips and classes and some of their names."""
+    least, most = CLIPS[dataset]
+    if not least <= clips <= most:
+        return False
     plain = {"".join(c for c in label.lower() if c.isalnum()) for label in classes}
     return len(classes) == SETTINGS[dataset].classes and {*CLASSES[dataset]} <= plain
 

@@ -40,7 +40,8 @@ RESULT = table(
         **dict.fromkeys(("ratio_w", "ratio_model", "step_ms", "latency_ms", "seconds"), number(0)),
         **dict.fromkeys(("avg_over", "epochs", "fold", "seed"), COUNT),
         "deviations": many(text(), 1000),
-    }
+    },
+    {"top1_last": SHARE, "interval": many(SHARE, 2), "stopped": text(20)},  # not in results of 0.1
 )
 ROW = table(
     {

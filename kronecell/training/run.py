@@ -30,7 +30,6 @@ from kronecell.deploy.atomic import LockedError, exclusive, remove_temporaries, 
 from kronecell.deploy.records import is_there
 from kronecell.errors import CheckpointError, KronecellError, printable
 from kronecell.training.checkpoint import RECORD, load_checkpoint, save_checkpoint, save_tensors
-from kronecell.training.costs import costs, latency_ms
 from kronecell.training.display import Display, TensorBoard
 from kronecell.training.distributed import World
 from kronecell.training.environment import environment
@@ -44,9 +43,17 @@ from kronecell.training.experiment import (
     parse_overrides,
     read_toml,
 )
-from kronecell.training.loop import Callbacks, Diverged, Interrupted, Progress, average_over, fit, make_optimiser
-from kronecell.training.protocol import deviations, settle_data
+from kronecell.training.loop import (
+    Callbacks,
+    Diverged,
+    Interrupted,
+    Progress,
+    fit,
+    make_optimiser,
+)
+from kronecell.training.protocol import settle_data
 from kronecell.training.records import read_result, read_status, saved_progress
+from kronecell.training.result import make_result
 from kronecell.training.saved import WEIGHTS, write_description
 from kronecell.training.splits import check_classes, data_notes, loaders, settle_folds
 
@@ -89,7 +96,7 @@ def run(
     """
     world = world or World()
     # So that the run directory says which folds it used, and on which data.
-    experiment = settle_data(settle_folds(experiment, store), store.manifest["name"], store.classes)
+    experiment = settle_data(settle_folds(experiment, store), store.manifest["name"], store.classes, len(store))
     folder = run_folder(Path(out), experiment, fold, seed)
     experiment = _as_started(folder, experiment)
     finished = _finished_result(folder, experiment, store)
@@ -183,7 +190,8 @@ def _train(
         display.close()
         if board is not None:
             board.close()
-    result = _result(experiment, model, progress, store, fold, seed, train, notes, [*train.replaced, *valid.replaced])
+    replaced = [*train.replaced, *valid.replaced]
+    result = make_result(experiment, model, progress, store, fold, seed, train, valid, notes, replaced)
     if world.is_main:
         _write_json(folder / "result.json", result)
     _status(folder, world, "finished", "", progress.epoch, experiment.epochs)
@@ -243,45 +251,6 @@ class _Records(Callbacks):
         if improved:
             save_tensors(self.folder / WEIGHTS, self.model.state_dict())
         _status(self.folder, self.world, "running", "", row["epoch"] + 1, self.epochs)
-
-
-def _result(
-    experiment: Experiment,
-    model: Any,
-    progress: Progress,
-    store: Store,
-    fold: int,
-    seed: int,
-    train: Loader,
-    notes: Sequence[str],
-    replaced: Sequence[str],
-) -> dict[str, Any]:
-    scores = [row["top1"] for row in progress.history if row["top1"] is not None]
-    window = average_over(len(progress.history))
-    last = [row["top1"] for row in progress.history[-window:] if row["top1"] is not None]
-    return {
-        "experiment": experiment.name,
-        "format": experiment.format,
-        "shared": experiment.shared,
-        "dataset": experiment.dataset,
-        "top1": max(scores),
-        "top1_last": scores[-1],
-        "avg": sum(last) / len(last),
-        "avg_over": window,
-        **costs(model, experiment.frames, experiment.batch_size),
-        "step_ms": 1e3 * progress.seconds / max(progress.steps, 1),
-        "latency_ms": latency_ms(model, experiment.frames),
-        "seconds": progress.seconds,
-        "epochs": progress.epoch,
-        "steps": progress.steps,
-        "clips": {"train": len(train.indices), "all": len(store)},
-        "classes": len(store.classes),
-        "manifest_hash": store.manifest_hash,
-        "fold": fold,
-        "seed": seed,
-        "replaced": sorted({*replaced}),
-        "deviations": [*deviations(experiment, progress), *notes],
-    }
 
 
 # The run directory ----------------------------------------------------------------------------------------------

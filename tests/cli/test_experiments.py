@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -13,7 +14,8 @@ import pytest
 
 from kronecell.cli.main import COMMANDS, PANELS, main
 from kronecell.data import Store
-from kronecell.training.experiment import list_experiments, load_experiment
+from kronecell.deploy import records
+from kronecell.training.experiment import Experiment, list_experiments, load_experiment
 from kronecell.training.run import run, run_folder
 from tests.training_cases import store, tiny, toml_file  # noqa: F401
 
@@ -118,7 +120,7 @@ def test_without_a_terminal_every_validated_epoch_is_a_line(
 ) -> None:
     words = ("train", toml_file(tmp_path, epochs=3, eval_every=1), "--data", store.root, "--out", tmp_path / "runs")
     _, _, err = call(capsys, *words)
-    assert [len(re.findall(rf"epoch {n}/3: loss .* top-1", err)) for n in (1, 2, 3)] == [1, 1, 1]
+    assert [len(re.findall(rf"epoch {n}/3: loss .* accuracy", err)) for n in (1, 2, 3)] == [1, 1, 1]
     assert "44 of 44 clips have fewer than 60 frames" in err
 
 
@@ -130,3 +132,15 @@ def test_help_is_in_panels_and_shells_complete() -> None:
     environment = {"_KRONECELL_COMPLETE": "complete_bash", "COMP_WORDS": "kronecell pred", "COMP_CWORD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **environment})
     assert done.stdout.strip() == "predict"
+
+
+def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "experiments", "settings")
+    assert code == 0
+    for field in dataclasses.fields(Experiment):
+        (line,) = [line for line in out.splitlines() if line.split("  ")[0].strip() == field.name]
+        assert len(line.split()) > 3, field.name
+    code, out, _ = call(capsys, "experiments", "settings", "--json")
+    facts = json.loads(out)
+    assert code == 0 and [fact["name"] for fact in facts] == [field.name for field in dataclasses.fields(Experiment)]
+    assert all(fact["meaning"] and records.parse_toml(f"x = {fact['default']}") for fact in facts)

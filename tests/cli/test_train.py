@@ -64,7 +64,7 @@ def test_the_advice_of_an_error_can_be_followed_in_the_same_folder(
     code, _, err = call(capsys, *words, "--set", "classes=5")
     assert code == 2 and "--set classes=0 takes what the data has" in err
     code, out, _ = call(capsys, *words, "--set", "classes=0")
-    assert code == 0 and "top-1" in out
+    assert code == 0 and "accuracy" in out
 
 
 def test_an_unknown_experiment_and_a_broken_file_are_named(
@@ -87,7 +87,7 @@ def test_train_decodes_a_folder_of_videos_itself_and_prints_the_result(
     videos = Path(store.manifest["root"])
     arguments = ("train", toml_file(tmp_path, epochs=1), "--data", videos, "--out", tmp_path / "runs")
     code, out, _ = call(capsys, *arguments)
-    assert code == 0 and "top-1" in out and "whole model" in out and "kronecell predict" in out
+    assert code == 0 and "accuracy" in out and "whole model" in out and "kronecell predict" in out
     code, out, _ = call(capsys, *arguments, "--json")  # finished: read, not trained again
     assert code == 0 and json.loads(out)["experiment"] == "tiny"
     assert (tmp_path / "runs" / "stores" / "videos-32x24" / "manifest.json").is_file()

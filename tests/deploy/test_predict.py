@@ -14,7 +14,7 @@ import torch
 import kronecell as kc
 from kronecell.cli.main import main
 from kronecell.data import Store, decode, make_folds
-from kronecell.training.evaluation import evaluate_clips, held_out, wilson
+from kronecell.training.evaluation import evaluate_clips, held_out
 from kronecell.training.run import run, run_folder
 from tests.training_cases import make_store, tiny
 
@@ -166,14 +166,6 @@ def test_evaluate_refuses_classes_that_the_model_does_not_know(trained: tuple[Pa
         evaluate_clips(model, store)
     model.facts["manifest_hash"] = "another"
     assert held_out(model, store) is None
-
-
-@pytest.mark.parametrize(
-    ("right", "count", "low", "high"),
-    [(77, 88, 0.7899, 0.9287), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (0, 0, 0, 1)],
-)
-def test_the_interval_is_wilsons(right: int, count: int, low: float, high: float) -> None:
-    assert wilson(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_the_onnx_file_gives_the_answer_of_predict(

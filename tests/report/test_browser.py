@@ -163,7 +163,7 @@ def hover(browser: Any, selector: str, index: int = 0) -> str:
 def test_hovering_shows_values(browser: Any, pages: dict[str, Path]) -> None:
     visit(browser, pages["study"].as_uri())
     tip = hover(browser, "circle.point")
-    assert "top-1" in tip and "%" in tip and "parameters of W" in tip
+    assert "accuracy" in tip and "95% interval" in tip and "parameters of W" in tip
     tip = hover(browser, "[data-chart=curves] svg")
     assert "epoch" in tip and tip.count("%") >= 7 and "2 runs" in tip
     bars = browser.find_elements("css selector", "rect.bar")
@@ -185,7 +185,7 @@ def test_axes_and_legend_react(browser: Any, pages: dict[str, Path]) -> None:
     change = "const s = document.getElementById('cost'); s.value = 'latency_ms'; s.dispatchEvent(new Event('change'))"
     browser.execute_script(change)
     words = [e.text for e in browser.find_elements("css selector", "[data-chart=scatter] text")]
-    assert "latency of a clip, ms, measured" in words
+    assert "latency of a clip, ms, measured at batch 1, 2 threads" in words
     assert browser.get_log("browser") == []
 
 
@@ -271,4 +271,4 @@ def test_the_page_of_the_demo(browser: Any, tmp_path: Path) -> None:
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert browser.execute_script(CONTRAST)[0] >= 4.5
         assert len(texts(browser, "table.main.sortable tbody tr")) == 6
-    assert "top-1" in hover(browser, "circle.point")
+    assert "accuracy" in hover(browser, "circle.point")

@@ -13,6 +13,7 @@ from kronecell.cli.main import main
 from kronecell.errors import KronecellError
 from kronecell.report import find_runs, group_runs, load_runs, markdown, summary, write_report
 from kronecell.report.groups import Spread
+from kronecell.training.intervals import wilson
 from tests.run_cases import write_mixed, write_run, write_study
 
 
@@ -83,6 +84,61 @@ def test_printed_values_stand_beside_the_same_layer_and_accuracies_only_beside_t
     assert second.printed == first.printed and not second.same_data
     assert dense.printed is not None and dense.printed.format == "Ori"
     assert text.count("85.0") == 1
+
+
+def test_a_name_does_not_make_data_the_papers(tmp_path: Path) -> None:
+    changes = {"few": {"clips": {"train": 48, "all": 60}}, "two": {"classes": 2}, "silent": {"clips": None}}
+    for name, change in changes.items():
+        path = write_run(tmp_path, name, "KCP(4,4,2)") / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    groups = group_runs(load_runs([tmp_path])[0])
+    assert [group.dataset for group in groups] == ["UCF11"] * 3
+    assert not any(group.same_data for group in groups) and "88.1" not in markdown(groups)
+
+
+def test_the_headline_is_the_last_epoch_with_its_interval(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", "TT") / "result.json"
+    facts = json.loads(path.read_text()) | {"top1": 0.9, "top1_last": 0.8, "clips": {"train": 100, "valid": 50}}
+    path.write_text(json.dumps(facts))
+    (group,) = group_runs(load_runs([tmp_path])[0])
+    low, high = wilson(40, 50)
+    assert group.interval == pytest.approx((low, high))
+    text = markdown([group])
+    assert f"80.0% ({100 * low:.1f} to {100 * high:.1f})" in text and "| 90.0% |" in text
+    del facts["top1_last"], facts["clips"]  # of an older release: the last line of the metrics, and no interval
+    path.write_text(json.dumps(facts))
+    (group,) = group_runs(load_runs([tmp_path])[0])
+    last = json.loads((path.parent / "metrics.jsonl").read_text().splitlines()[-1])["top1"]
+    assert group.interval is None and f"| {100 * last:.1f}% |" in markdown([group])
+
+
+def test_a_run_stopped_by_its_budget_says_so_everywhere(tmp_path: Path) -> None:
+    write_run(tmp_path, "ucf11-ori", "Ori", stopped="time")
+    write_run(tmp_path, "whole", "TT")
+    old = write_run(tmp_path, "old", "HT", state="finished")  # without the word: known by its seconds
+    (old / "config.toml").write_text((old / "config.toml").read_text() + "max_seconds = 60.0\n")
+    result = json.loads((old / "result.json").read_text())
+    del result["stopped"]
+    (old / "result.json").write_text(json.dumps(result))
+    groups, broken = write_report([tmp_path], tmp_path / "report.html")
+    stopped = {group.label: bool(group.stopped) for group in groups}
+    assert stopped == {"ucf11-dense": True, "whole": False, "old": True}
+    page = (tmp_path / "report.html").read_text()
+    assert "stopped after 20 of 40 epochs by its time budget" in markdown(groups)
+    assert "ucf11-dense: stopped after 20 of 40" in page and "Hollow: stopped by a time budget." in page
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page).group(1))  # type: ignore[union-attr]
+    assert [bool(group["stopped"]) for group in data["groups"]] == [stopped[group.label] for group in groups]
+    assert summary(groups, broken)["groups"][0]["stopped"] in page.replace("&quot;", '"') + markdown(groups)
+
+
+def test_times_say_batch_and_threads(tmp_path: Path) -> None:
+    one = write_run(tmp_path, "a", "TT")
+    groups = group_runs(load_runs([tmp_path])[0])
+    text = markdown(groups)
+    assert "latency, ms (batch 1, 2 threads)" in text and "training step, ms (batch 16, 2 threads)" in text
+    write_run(tmp_path, "b", "HT")
+    (one / "environment.json").write_text('{"threads": 1}')
+    assert "(batch 1, 1 to 2 threads)" in markdown(group_runs(load_runs([tmp_path])[0]))
 
 
 def test_every_state_is_shown_and_broken_runs_are_named(page: str) -> None:

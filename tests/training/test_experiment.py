@@ -68,6 +68,9 @@ def test_a_run_directory_holds_what_the_report_reads(whole: Path, store: Store) 
     assert [row["epoch"] for row in rows] == [*range(EPOCHS)]
     assert {"epoch", "loss", "train_accuracy", "top1", "seconds", "clips_per_second"} <= {*rows[0]}
     assert result["top1"] == max(row["top1"] for row in rows) and result["avg_over"] == 1
+    assert result["top1_last"] == rows[-1]["top1"] and result["stopped"] == ""
+    low, high = result["interval"]
+    assert low <= result["top1_last"] <= high and result["clips"] == {"train": 22, "valid": 22, "all": 44}
     assert json.loads((whole / "status.json").read_text()) == {
         "state": "finished", "epoch": EPOCHS, "epochs": EPOCHS, "message": "",
     }  # fmt: skip

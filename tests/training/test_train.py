@@ -20,6 +20,7 @@ from kronecell.training.loop import (
     evaluate,
     fit,
     make_optimiser,
+    stopped_by,
 )
 from kronecell.training.splits import loaders
 from tests.training_cases import store, tiny  # noqa: F401
@@ -100,6 +101,17 @@ def test_early_stop_ends_after_epochs_without_improvement(store: Store) -> None:
 def test_a_time_budget_ends_the_epoch_early_and_still_validates(store: Store) -> None:  # noqa: F811
     _, progress = train(store, epochs=50, max_seconds=1e-6)
     assert progress.steps == 1 and progress.history[-1]["top1"] is not None
+
+
+def test_what_ended_a_run_early_is_known(store: Store) -> None:  # noqa: F811
+    for reason, settings in (
+        ("", {"epochs": 2}),
+        ("time", {"epochs": 50, "max_seconds": 1e-6}),
+        ("patience", {"epochs": 50, "learning_rate": 1e-12, "early_stop": 2}),
+    ):
+        _, progress = train(store, **settings)
+        steps = -(-22 // tiny().batch_size)
+        assert stopped_by(progress, tiny(**settings).train_settings(0), steps) == reason
 
 
 def test_validation_can_be_sparse_but_the_last_epoch_is_always_validated(store: Store) -> None:  # noqa: F811

@@ -166,35 +166,44 @@
   }
 
   // Accuracy against cost --------------------------------------------------------------------------------------
+  // The bar of a point: its 95% interval where that is known, else the range over the runs.
+  const around = (a) => ({ ...a, low: a.from ?? a.low, high: a.to ?? a.high, sure: a.from !== null });
   function scatter(box) {
     const cost = document.getElementById("cost"), log = document.getElementById("logx"), tip = tipOf(box);
     function draw() {
-      const points = data.groups.map((g, i) => ({ i, label: g.label, format: g.format, x: g.costs[cost.value], top: g.top1 }))
+      const points = data.groups.map((g, i) => ({ i, label: g.label, format: g.format, x: g.costs[cost.value], top: g.accuracy && around(g.accuracy), stopped: g.stopped }))
         .filter((p) => p.x > 0 && p.top && !hidden.has(p.i));
       const f = frame(box, 360);
       if (!points.length) { text(f.root, "no finished run yet", { x: f.width / 2, y: 170, "text-anchor": "middle" }); return; }
       const x = scale(...extent(points.map((p) => p.x)), f.left, f.right, log.checked);
       const y = scale(...extent(points.flatMap((p) => [p.top.low, p.top.high])), f.bottom, f.top, false);
       const percent = (v) => full.format(Math.round(v * 1000) / 10) + "%";
-      axes(f, x, y, { x: cost.selectedOptions[0].text, y: "top-1" }, { x: (v) => compact.format(v), y: percent });
-      const taken = points.map((p) => [x(p.x) - 8, y(p.top.mean) - 8, x(p.x) + 8, y(p.top.mean) + 8]);
+      axes(f, x, y, { x: cost.selectedOptions[0].text + (cost.value === "latency_ms" && data.threads ? `, ${data.threads}` : ""), y: "accuracy, last epoch" }, { x: (v) => compact.format(v), y: percent });
+      const taken = points.map((p) => [x(p.x) - 8, y(p.top.mean) - 8, x(p.x) + 8, y(p.top.mean) + 8])
+        .concat(points.map((p) => [x(p.x) - 1, y(p.top.high), x(p.x) + 1, y(p.top.low)]));
       const clash = (b) => b[0] < f.left || b[2] > f.right || b[1] < f.top || b[3] > f.bottom || taken.some((t) => b[0] < t[2] && b[2] > t[0] && b[1] < t[3] && b[3] > t[1]);
       for (const p of points) {
         const cx = x(p.x), cy = y(p.top.mean);
         svg("line", { x1: cx, x2: cx, y1: y(p.top.low), y2: y(p.top.high), stroke: colour(p.i), "stroke-width": 2 }, f.root);
-        const dot = svg("circle", { cx, cy, r: 7, fill: colour(p.i), class: "point", tabindex: 0, role: "img", "aria-label": `${p.label}: top-1 ${percent(p.top.mean)}, ${cost.selectedOptions[0].text} ${full.format(p.x)}` }, f.root);
-        const show = () => tip.show([{ text: p.label, bold: true }, { text: p.format }, {
-          text: `top-1 ${percent(p.top.mean)}` + (p.top.count > 1 ? `, ${percent(p.top.low)} to ${percent(p.top.high)} over ${p.top.count} runs` : ", one run"),
-        }, { text: `${cost.selectedOptions[0].text}: ${full.format(p.x)}` }], cx, cy);
+        const words = p.stopped ? `${p.label} (stopped)` : p.label;
+        const range = p.top.sure ? `95% interval ${percent(p.top.low)} to ${percent(p.top.high)}` : p.top.count > 1 ? `${percent(p.top.low)} to ${percent(p.top.high)} from run to run` : "interval unknown";
+        const about = `accuracy ${percent(p.top.mean)}, ${range}, ${p.top.count === 1 ? "one run" : p.top.count + " runs"}`;
+        const dot = svg("circle", {
+          cx, cy, r: 7, class: p.stopped ? "point hollow" : "point", tabindex: 0, role: "img",
+          ...(p.stopped ? { fill: "var(--paper)", stroke: colour(p.i), "stroke-width": 2.5, "stroke-dasharray": "3 2" } : { fill: colour(p.i), stroke: "var(--paper)" }),
+          "aria-label": `${words}: ${about}, ${cost.selectedOptions[0].text} ${full.format(p.x)}`,
+        }, f.root);
+        const show = () => tip.show([{ text: p.label, bold: true }, { text: p.format }, { text: about }]
+          .concat(p.stopped ? [{ text: p.stopped }] : [], [{ text: `${cost.selectedOptions[0].text}: ${full.format(p.x)}` }]), cx, cy);
         for (const kind of ["pointerenter", "pointerdown", "focus"]) dot.addEventListener(kind, show);
         for (const kind of ["pointerleave", "blur"]) dot.addEventListener(kind, tip.hide);
-        const words = p.label.length > 26 ? p.label.slice(0, 25) + "…" : p.label, w = 6.8 * words.length;
-        for (const [dx, dy, anchor] of [[11, 4, "start"], [-11, 4, "end"], [0, -13, "middle"], [0, 22, "middle"]]) {
+        const short = words.length > 30 ? words.slice(0, 29) + "…" : words, w = 6.8 * short.length;
+        for (const [dx, dy, anchor] of [[11, 4, "start"], [-11, 4, "end"], [11, -10, "start"], [11, 18, "start"], [-11, -10, "end"], [-11, 18, "end"], [11, 32, "start"], [-11, 32, "end"]]) {
           const x0 = anchor === "start" ? cx + dx : anchor === "end" ? cx + dx - w : cx - w / 2;
           const b = [x0, cy + dy - 11, x0 + w, cy + dy + 3];
           if (clash(b)) continue;
           taken.push(b);
-          text(f.root, words, { x: cx + dx, y: cy + dy, "text-anchor": anchor });
+          text(f.root, short, { x: cx + dx, y: cy + dy, "text-anchor": anchor });
           break;
         }
       }
@@ -209,16 +218,17 @@
     function draw() {
       const groups = data.groups.filter((g) => Object.keys(g.parameters).length);
       const line = 46, f = frame(box, groups.length * line + 12);
+      const sum = (g) => Object.values(g.parameters).reduce((a, b) => a + b, 0), largest = Math.max(...groups.map(sum));
       groups.forEach((g, n) => {
-        const total = Object.values(g.parameters).reduce((a, b) => a + b, 0), top = n * line + 4;
+        const total = sum(g), top = n * line + 4;
         text(f.root, `${g.label}: ${full.format(total)}`, { x: 2, y: top + 12 });
         let at = 0;
         parts.forEach((part, i) => {
           const value = g.parameters[part];
           if (!value || value < 0) return;
-          const w = (value / total) * f.width;
-          const r = svg("rect", { x: at, y: top + 18, width: Math.max(w, 0.5), height: 18, fill: colour(i), class: "bar" }, f.root);
-          const show = (event) => tip.show([{ text: g.label, bold: true }, { colour: colour(i), text: `${part}: ${full.format(value)} of ${full.format(total)} parameters, ${((100 * value) / total).toFixed(2)}%` }], event.clientX - box.getBoundingClientRect().left, top + 30);
+          const w = (value / largest) * f.width;  // one scale for all: lengths compare
+          const r = svg("rect", { x: at, y: top + 18, width: Math.max(w, 0.5), height: 18, fill: `var(--p${i})`, class: "bar" }, f.root);
+          const show = (event) => tip.show([{ text: g.label, bold: true }, { colour: `var(--p${i})`, text: `${part}: ${full.format(value)} of ${full.format(total)} parameters, ${((100 * value) / total).toFixed(2)}%` }], event.clientX - box.getBoundingClientRect().left, top + 30);
           r.addEventListener("pointermove", show); r.addEventListener("pointerdown", show); r.addEventListener("pointerleave", tip.hide);
           at += w;
         });
@@ -229,7 +239,7 @@
     parts.forEach((part, i) => {
       if (!data.groups.some((g) => g.parameters[part])) return;
       const item = html("span", list), mark = html("span", item, undefined, "swatch box");
-      mark.style.background = colour(i);
+      mark.style.background = `var(--p${i})`;
       item.append({ W: "W, input weights", U: "U, recurrent weights", bias: "biases", classifier: "classifier", other: "other" }[part]);
     });
     all.push(draw); draw();
