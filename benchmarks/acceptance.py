@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.projection import EVAL, FORWARD, LEARNING
+from benchmarks.projection import FORWARD, FROZEN, LEARNING
 from benchmarks.results import Options, main, table, write
 from benchmarks.shapes import CP_APART, MAIN
 
@@ -80,9 +80,11 @@ def projection_points(results: dict[str, Any] | None) -> list[Point]:
     trained = auto(both, MAIN, False)
     peers = {name: case for name, case in forward[96].items() if name.startswith(("tednet", "tensorly-torch"))}
     trains = [case for name, case in peers.items() if " TT" in name or "BlockTT" in name]
-    ways = (("in eval mode, which keeps products of weights", EVAL), ("with what the backward needs", LEARNING))
+    ways = (("frozen, with products of weights held", FROZEN), ("with what the backward needs", LEARNING))
     ratios = [(what, over(trained, name)) for what, name in ways]
     others = "; ".join(f"over the forward {what}: {value:.2f}" for what, value in ratios if value)
+    ordinary = [(rows, over(forward[rows].get(f"{MAIN} unshared ordinary"), "dense")) for rows in (1, 96)]
+    beside = "; ".join(f"not frozen, {rows} rows: {inverse(value):.2f}" for rows, value in ordinary if value)
     byte, way = forward[384].get(f"{MAIN} unshared uint8"), "untuned"
     if f"{MAIN} unshared auto" in forward[384]:
         way = "auto"
@@ -95,7 +97,7 @@ def projection_points(results: dict[str, Any] | None) -> list[Point]:
         Point("forward, 96 rows, over the skinny GEMM", over(main_case[96], "skinny GEMM"), 1.2, True),
         Point("forward, 384 rows, over X.sum()", over(main_case[384], "X.sum()"), 2.0, True),
         Point("forward, 1 row, over the skinny GEMM", over(main_case[1], "skinny GEMM"), 1.5, True),
-        Point("forward, 96 rows, faster than dense", inverse(over(main_case[96], "dense")), 22, False),
+        Point("forward, 96 rows, faster than dense", inverse(over(main_case[96], "dense")), 22, False, beside),
         Point("faster than the fastest peer layer", times(peers.get(nearest), main_case[96]), 2, False, nearest),
         Point("faster than the fastest peer TT", times(fastest(trains), main_case[96]), 5, False),
         Point("forward and backward, 96 rows, faster than dense", inverse(over(trained, "dense")), 20, False),
@@ -161,7 +163,9 @@ def lstm_points(results: dict[str, Any] | None) -> list[Point]:
         cases = group(results, dataset="UCF11", batch=16, grad=grad, threads=1)
         case = cases.get(f"{MAIN} unshared")
         faster = case["faster"]["seconds"] if case and case["faster"] else None
-        points.append(Point(f"LSTM UCF11 16 x 6, {what}: faster than nn.LSTM", faster, target, False))
+        ordinary = cases.get(f"{MAIN} unshared ordinary")
+        beside = f"not frozen: {ordinary['faster']['seconds']:.2f}" if ordinary and ordinary["faster"] else ""
+        points.append(Point(f"LSTM UCF11 16 x 6, {what}: faster than nn.LSTM", faster, target, False, beside))
         peers = {name: found for name, found in cases.items() if name.startswith("tednet")}
         nearest = min(peers, key=lambda name: peers[name]["seconds"], default="")
         value = times(peers.get(nearest), case)
@@ -170,10 +174,12 @@ def lstm_points(results: dict[str, Any] | None) -> list[Point]:
         name = f"LSTM UCF11 16 x 6, {what}, shared as the peer is: faster than any peer"
         points.append(Point(name, value, 5, False, nearest))
     for dataset, batch, label, target in (("UCF50", 2, "KCP(6,2,2)", 8), ("UCF11", 1, MAIN, 100)):
-        case = group(results, dataset=dataset, batch=batch, grad=False, threads=1).get(f"{label} unshared")
+        cases = group(results, dataset=dataset, batch=batch, grad=False, threads=1)
+        case, ordinary = cases.get(f"{label} unshared"), cases.get(f"{label} unshared ordinary")
         faster = case["faster"]["seconds"] if case and case["faster"] else None
+        beside = f"not frozen: {ordinary['faster']['seconds']:.2f}" if ordinary and ordinary["faster"] else ""
         what = f"LSTM {dataset}, {label}, batch {batch}{', one step' if batch == 1 else ''}: faster than nn.LSTM"
-        points.append(Point(what, faster, target, False))
+        points.append(Point(what, faster, target, False, beside))
     return points
 
 

@@ -105,10 +105,10 @@ def measure(quantity: str, values: list[int], makers: dict[str, Make], quick: bo
         for value in values:
             fmt, rows = make(value)
             x = inputs.setdefault((rows, fmt.M), torch.randn(rows, fmt.M))
-            layer = kc.TensorLinear(fmt, gates=GATES).eval()
+            layer = kc.freeze(kc.TensorLinear(fmt, gates=GATES), rows=(rows,))
             cases[f"{name} {value}"] = inference(lambda layer=layer, x=x: layer(x))
             plans = candidates(product_of(fmt, rows))
-            cheapest = min(predict(plan, rows, training=False) for plan in plans.values())
+            cheapest = min(predict(plan, rows, training=False, frozen=True) for plan in plans.values())
             fewest = min(fmt.plan("optimal", rows, gates=GATES).macs * rows, 4 * fmt.M * fmt.N * rows)
             counted[f"{name} {value}"] = (float(fewest), cheapest)
     samples = interleave(cases, 1 if quick else 9, 0.0 if quick else 0.1)

@@ -96,11 +96,11 @@ def calls_of(
 def measure(fmt: Format, label: str, rows: int, shared: bool, grad: bool, repeats: int) -> Case:
     """Time the candidates of one product that are not predicted to be hopeless."""
     plans = candidates(product_of(fmt, rows, shared, grad))
-    price = {name: predict(plan, rows, grad) for name, plan in plans.items()}
+    price = {name: predict(plan, rows, grad, frozen=not grad) for name, plan in plans.items()}
     kept = [name for name in plans if price[name] <= SKIP * min(price.values())]
     calls = calls_of({name: plans[name] for name in kept}, fmt, rows, shared, grad)
     samples = interleave(calls, repeats, CASE_SECONDS, GIVE_UP)
-    done = {name: work(plans[name], rows, grad) for name in kept}
+    done = {name: work(plans[name], rows, grad, not grad) for name in kept}
     return Case(label, shared, rows, grad, done, {name: median(samples[name]) for name in kept})
 
 

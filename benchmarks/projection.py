@@ -30,11 +30,17 @@ from kronecell.plans.plan import Plan
 
 REFERENCES = ("dense", "X.sum()", "skinny GEMM")
 # Beside forward and backward. The forward makes the products of weights as there, but nothing that only gradients need,
-# of which KCP makes much before the backward; then with that, and in eval mode, which keeps the products of weights.
+# of which KCP makes much before the backward; then with that, and frozen, with the products of weights held.
 FORWARD = f"{MAIN} unshared, its forward"
 LEARNING = f"{MAIN} unshared, its forward with what the backward needs"
-EVAL = f"{MAIN} unshared, forward in eval mode"
-OWN = (FORWARD, LEARNING, EVAL, f"{MAIN} unshared untuned", f"{MAIN} unshared auto")  # references that are in no table
+FROZEN = f"{MAIN} unshared, forward frozen"
+OWN = (
+    FORWARD,
+    LEARNING,
+    FROZEN,
+    f"{MAIN} unshared untuned",
+    f"{MAIN} unshared auto",
+)  # references that are in no table
 ROWS = (1, 6, 96, 384)
 PEER_ROWS = 96
 SLOW_PEER = 1.0  # seconds
@@ -58,18 +64,29 @@ class Group:
 
 
 class Settled(kc.TensorLinear):
-    """A layer that always runs the plan chosen when it was made, whatever is tuned later."""
+    """A layer that always runs the plan chosen when it was made, whatever is tuned later; it holds no products."""
 
     def __init__(self, fmt: Format, shared: bool, rows: int, grad: bool) -> None:
         super().__init__(fmt, gates=GATES, shared=shared)
         self.train(grad)
         with torch.set_grad_enabled(grad):
-            self.settled: Plan = self.plan(rows)
+            self.settled: Plan = super().plan(rows)
+
+    def plan(self, rows: int) -> Plan:
+        """That plan."""
+        return self.settled
 
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W + bias by that plan."""
         plan = self.settled.text
         return apply(plan, x, prepare(plan, self.factors()), bias)
+
+
+def settled(fmt: Format, shared: bool, group: Group) -> kc.TensorLinear:
+    """A layer with the plan that is chosen now: frozen for inference."""
+    if group.grad:
+        return Settled(fmt, shared, group.rows, True)
+    return kc.freeze(kc.TensorLinear(fmt, gates=GATES, shared=shared), rows=(group.rows,))
 
 
 def limits(x: Tensor, outputs: int, grad: bool, dense: bool) -> dict[str, Call]:
@@ -93,26 +110,29 @@ def ours(known: dict[str, Format], x: Tensor, group: Group, options: Options | N
         for shared in (False, True):
             name = f"{label} {'shared' if shared else 'unshared'}"
             measured.forget()
-            untuned = Settled(fmt, shared, group.rows, group.grad)
+            untuned = settled(fmt, shared, group)
             cases[f"{name} untuned"] = _call(untuned, x, group.grad)
+            if label == MAIN and not group.grad:
+                ordinary = Settled(fmt, shared, group.rows, group.grad)
+                cases[f"{name} ordinary"] = _call(ordinary, x, group.grad)
             if options is not None:
                 path = options.results / CHOICES
                 if path.exists():
                     kc.load_choices(path)
                 else:
                     kc.tune(kc.TensorLinear(fmt, gates=GATES, shared=shared).train(group.grad), x)
-                tuned = Settled(fmt, shared, group.rows, group.grad)
-                if tuned.settled != untuned.settled:
+                tuned = settled(fmt, shared, group)
+                if tuned.plan(group.rows) != untuned.plan(group.rows):
                     cases[f"{name} auto"] = _call(tuned, x, group.grad)
             if group.rows == PAPER_ROWS and group.threads == 1 and not group.grad:
                 orders = ("algorithm1", "algorithm2") if isinstance(fmt, KCP) else (next(iter(fmt.orders())),)
                 for order in orders:
-                    given = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared).eval()
-                    cases[f"{name} {order}"] = _call(given, x, grad=False)
+                    given = kc.TensorLinear(fmt, order=order, gates=GATES, shared=shared)
+                    cases[f"{name} {order}"] = _call(kc.freeze(given, rows=(group.rows,)), x, grad=False)
     if group.grad and MAIN in known:
-        learning, fixed = (kc.TensorLinear(known[MAIN], gates=GATES).train(mode) for mode in (True, False))
+        learning = kc.TensorLinear(known[MAIN], gates=GATES)
         cases |= {FORWARD: _call(learning, x, grad=False), LEARNING: lambda: learning(x)}
-        cases[EVAL] = _call(fixed, x, grad=False)
+        cases[FROZEN] = _call(kc.freeze(learning, rows=(group.rows,)), x, grad=False)
     return cases
 
 
@@ -125,7 +145,7 @@ def bytes_cases(known: dict[str, Format], rows: int) -> dict[str, Call]:
     cases = {}
     for label, fmt in known.items():
         x = torch.randint(0, 256, (rows, fmt.M), dtype=torch.uint8)
-        layer = kc.TensorLinear(fmt, gates=GATES).eval()
+        layer = kc.freeze(kc.TensorLinear(fmt, gates=GATES), rows=(rows,))
         cases[f"{label} unshared uint8"] = _call(layer, x, grad=False)
     return cases
 

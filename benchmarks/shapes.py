@@ -50,7 +50,10 @@ def small_formats() -> dict[str, Format]:
 
 
 def product_of(fmt: Format, rows: int, shared: bool = False, grad: bool = False) -> Product:
-    """What `auto` chooses a plan for: four gates and the next power of two of the rows, float32 on the CPU."""
+    """What `auto` chooses a plan for: four gates and the next power of two of the rows, float32 on the CPU.
+
+    Inference is of frozen layers, which hold their products of weights.
+    """
     with torch.set_grad_enabled(grad):
         layer = TensorLinear(fmt, gates=GATES, shared=shared, device="meta")
-        return replace(layer.product(rows), device="cpu")
+        return replace(layer.product(rows), device="cpu", frozen=not grad)

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import median
 from typing import Any
@@ -159,7 +159,8 @@ def tune(
 ) -> dict[str, list[Choice]]:
     """Measure every compressed product that module(example) makes; the fastest is used from now on.
 
-    `grad` says whether to tune for training (the module's own mode when None). Returns the candidates of every product.
+    `grad` says whether to tune for training (the module's own mode when None); without it, what `kc.freeze` makes of
+    the module is tuned, too. Returns the candidates of every product.
     """
     grad = module.training if grad is None else grad
     choices.recording = []
@@ -168,6 +169,7 @@ def tune(
         with torch.set_grad_enabled(grad):
             module(example)
         met = [*dict.fromkeys(choices.recording)]
+        met += [replace(product, frozen=True) for product in met if not grad]  # for kc.freeze of the module
     finally:
         choices.recording = None
         choices.edition += 1

@@ -26,12 +26,13 @@ def test_saved_choices_are_used_after_loading(tmp_path: Path) -> None:
     layer, x = kc.TensorLinear(TEXT).eval(), torch.randn(6, 80)
     kc.tune(layer, x, grad=False, repeats=1)
     with torch.no_grad():
-        tuned, y = layer.plan(6), layer(x)
+        tuned, frozen, y = layer.plan(6), kc.freeze(layer, rows=(6,)).plan(6), layer(x)
     kc.save_choices(tmp_path / "choices.json")
     choices.forget()
-    assert kc.load_choices(tmp_path / "choices.json") == 1
+    assert kc.load_choices(tmp_path / "choices.json") == 2  # of the layer, and frozen
     with torch.no_grad():
         assert layer.plan(6) == tuned
+        assert kc.freeze(layer, rows=(6,)).plan(6) == frozen
         torch.testing.assert_close(layer(x), y)
 
 

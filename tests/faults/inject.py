@@ -1,13 +1,15 @@
 """Faults at an exact place: the n-th time that a process changes a file below a folder.
 
 Places are counted by Python's audit events (open for writing, rename, remove, mkdir) and by fsync, so that the same
-number is the same place in every run. A forked child does the work, because a fault may be its end.
+number is the same place in every run. A child does the work, because a fault may be its end. It is forked from a server
+of its own: a child of the tests' process would inherit objects whose threads it has not, and wait for these for ever.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -16,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -93,26 +96,36 @@ class Faults:
 
 
 def in_child(work: Callable[[Path], object], root: Path, fault: Fault | None = None) -> Ending:
-    """Do the work in a forked process, with or without a fault."""
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(receiver)
-        faults = Faults(root, fault or Fault("none"))
-        error = ""
-        try:
-            work(root)
-        except KronecellError as reason:
-            error = f"one line: {reason}"
-        except BaseException:
-            error = traceback.format_exc()
-        os.write(sender, json.dumps([error, faults.places]).encode()[:60_000])
-        os._exit(0)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as pipe:
-        content = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return Ending(True, f"signal {os.WTERMSIG(status)}", 0)
-    error, places = json.loads(content)
+    """Do the work, which can be pickled, in a process of its own, with or without a fault."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.faults.works"])
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (work, root, fault or Fault("none"), dict(os.environ), sender)
+    child = context.Process(target=_child, args=arguments)
+    child.start()
+    sender.close()
+    try:
+        error, places = receiver.recv()
+    except EOFError:
+        error, places = "the child ended without a word", 0
+    child.join()
+    if child.exitcode and child.exitcode < 0:
+        return Ending(True, f"signal {-child.exitcode}", 0)
     return Ending(False, error, places)
+
+
+def _child(
+    work: Callable[[Path], object], root: Path, fault: Fault, environment: dict[str, str], sender: Connection
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # the server has that of its start
+    faults, error = Faults(root, fault), ""
+    try:
+        work(root)
+    except KronecellError as reason:
+        error = f"one line: {reason}"
+    except BaseException:
+        error = traceback.format_exc()
+    sender.send((error[:60_000], faults.places))
+    sender.close()
+    os._exit(0)

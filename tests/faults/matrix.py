@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.faults.inject import SITE, Fault, in_child
@@ -50,7 +51,7 @@ class Outcome:
 def undisturbed(work: str, inputs: Path, out: Path) -> Wanted:
     """Do the work once in peace."""
     begin(work, inputs, out)
-    ending = in_child(lambda root: WORKS[work].do(inputs, root), out)
+    ending = in_child(partial(WORKS[work].do, inputs), out)
     assert ending.error == "", ending.error
     return Wanted(WORKS[work].bits(out), ending.places)
 
@@ -88,7 +89,7 @@ class Trial:
             how, bad = self._two()
         else:
             with _children_too(self.out, Fault(fault, place), self.work == "prepare"):
-                ending = in_child(lambda root: work.do(self.inputs, root), self.out, Fault(fault, place))
+                ending = in_child(partial(work.do, self.inputs), self.out, Fault(fault, place))
             how = "killed" if ending.killed else "one line" if ending.error else "done"
             bad = (
                 ending.error if "Traceback" in ending.error or (ending.killed and fault not in ("kill", "torn")) else ""
@@ -103,7 +104,7 @@ class Trial:
             work.whole(self.out)
         except Exception as error:
             return f"cannot be read after the fault: {error!r}"
-        again = in_child(lambda root: work.do(self.inputs, root), self.out)
+        again = in_child(partial(work.do, self.inputs), self.out)
         if again.error:
             return f"cannot be done again: {again.error}"
         bits = work.bits(self.out)
@@ -114,7 +115,7 @@ class Trial:
         endings = []
 
         def one() -> None:
-            endings.append(in_child(lambda root: WORKS[self.work].do(self.inputs, root), self.out))
+            endings.append(in_child(partial(WORKS[self.work].do, self.inputs), self.out))
 
         threads = [threading.Thread(target=one) for _ in range(2)]
         for thread in threads:

@@ -72,8 +72,9 @@ def test_tuning_measures_the_candidates_and_the_fastest_is_run_from_then_on(trai
     tuned, x = layer().train(training), torch.randn(ROWS, WIDE.M)
     expected = tuned(x).detach()
     state = torch.get_rng_state()
-    ((key, found),) = kc.tune(tuned, x, repeats=1).items()
+    (key, found), *frozen = kc.tune(tuned, x, repeats=1).items()
     assert torch.equal(state, torch.get_rng_state())
+    assert len(frozen) == (not training) and all("frozen" in key for key, _ in frozen)
     with torch.set_grad_enabled(training):
         this = tuned.product(ROWS)
         assert key == this.key and {choice.name for choice in found} == candidates(this).keys()
@@ -123,8 +124,8 @@ def test_a_recurrent_layer_is_tuned_through_its_product_with_x(cell: type) -> No
     rnn = cell(WIDE.M, WIDE.N, batch_first=True, input_format=WIDE)
     (key,) = kc.tune(rnn, torch.zeros(2, 3, WIDE.M), repeats=1)
     assert key == rnn.weight_ih_l0.product(6).key and "training" in key
-    (key,) = kc.tune(rnn, torch.zeros(2, 3, WIDE.M), grad=False, repeats=1)
-    assert "inference" in key
+    ordinary, frozen = kc.tune(rnn, torch.zeros(2, 3, WIDE.M), grad=False, repeats=1)
+    assert "inference" in ordinary and "frozen" in frozen
 
 
 def test_tuning_takes_no_part_in_what_surrounds_it() -> None:
