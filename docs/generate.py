@@ -1,4 +1,4 @@
-"""Fill the generated parts of README.md and docs/: tables from the library and benchmarks/results, and the drawings.
+"""Fill the generated parts of README.md and docs/ from the library and benchmarks/results; draw; make the notebook.
 
     python docs/generate.py           write what has changed
     python docs/generate.py --check   say what is stale and exit with 1
@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from notebook import NOTEBOOK, PAGE, notebook
 from pictures import FOLDER, LABELS, drawings
 
 from kronecell.cli.count import EXAMPLES
@@ -249,13 +250,19 @@ def speed() -> str:
     whole = [g for g in lstm["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
     if not products and not whole:
         return ""
-    head, lines = ["UCF11, times faster than torch's"], [[f"`{label}`"] for label in LABELS[1:]]
+    head, lines = ["format"], [[f"`{label}`"] for label in LABELS[1:]]
     for label, line in zip(LABELS[1:], lines, strict=True):
         cases = [_case(group, f"{label} unshared") for group in products]
         line += [_times(case, "dense") + "x" if case else "" for case in cases]
         line += [_lstm(group, label) for group in whole]
-    head += ["x W, 96 rows" for _ in products] + [group["title"].removeprefix("UCF11, ") for group in whole]
-    return table(head, lines)
+    titles = [group["title"].removeprefix("UCF11, ").removesuffix(", 1 thread") for group in whole]
+    head += ["x W" for _ in products] + [
+        title.replace(" x 6 frames", "").replace(" x 1 frames", "") for title in titles
+    ]
+    return (
+        "How many times faster than torch's the UCF11 layer is, one thread: the product x W of 96 rows, and the whole "
+        f"LSTM on clips of 6 frames (batch 16) or one frame (batch 1).\n\n{table(head, lines)}"
+    )
 
 
 def accuracy() -> str:
@@ -359,13 +366,13 @@ def filled(text: str, where: Path) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Every page with generated parts and every picture, as they should be."""
+    """Every page with generated parts, every picture and the notebook, as they should be."""
     found = {}
     for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         if PART.search(text):
             found[path] = filled(text, path)
-    return found | drawings()
+    return found | drawings() | {NOTEBOOK: notebook(PAGE.read_text(encoding="utf-8"))}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -13,6 +14,49 @@ from kronecell.report.drawing import draw
 FOLDER = Path(__file__).resolve().parent / "drawings"
 LABELS = ("Ori", "TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)")
 DENSE = 4 * paper.paper_format("UCF11", "Ori").M * paper.paper_format("UCF11", "Ori").N
+
+
+def first() -> str:
+    """The README's picture: W as a dense matrix and in KCP, areas to scale, with what was measured."""
+    fmt = paper.paper_format("UCF11", "KCP(4,4,2)")
+    small, side, width, height = fmt.network(4).num_params, 228, 660, 260
+    results = json.loads((FOLDER.parents[1] / "benchmarks" / "results" / "projection.json").read_text())
+    cases = next(group["cases"] for group in results["groups"] if group["title"] == "UCF11, 96 rows, forward, 1 thread")
+    name = "KCP(4,4,2) unshared"
+    slow, fast = (
+        1e3 * case["seconds"] for case in (cases["dense"], cases.get(f"{name} auto") or cases[f"{name} untuned"])
+    )
+    dot = side * math.sqrt(small / DENSE)
+    left, middle = 16 + side / 2, 16 + side / 2
+    texts = [
+        ("b", left, middle - 4, "middle", f"{DENSE:,}"),
+        ("t", left, middle + 24, "middle", "weights, dense"),
+        ("b r", 340, 66, "start", f"{small:,}"),
+        ("t", 340, 92, "start", "weights in KCP: the red dot,"),
+        ("t", 340, 114, "start", "drawn to the same scale"),
+        ("s", 340, 160, "start", f"W in a file: {4 * DENSE / 1e6:,.0f} MB → {4 * small / 1e3:,.0f} kB"),
+        ("s", 340, 188, "start", f"product: {slow:,.0f} ms → {fast:.2f} ms"),
+        ("t", 340, 226, "start", "160 x 120 video, one CPU thread"),
+    ]
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" aria-label="{DENSE:,} weights become {small:,}">'
+            "<style>text{font:19px system-ui,'DejaVu Sans',sans-serif;fill:#1d2733}.t{fill:#51606e;font-size:16px}"
+            ".b{font-size:31px;font-weight:700}.r{fill:#b3362b}</style>"
+            f'<rect width="{width}" height="{height}" fill="#fff"/>'
+            f'<rect x="16" y="16" width="{side}" height="{side}" fill="#c4d5e5" stroke="#0b62a8"/>'
+            f'<path d="M256 {middle:.0f}H292M284 {middle - 6:.0f}l8 6l-8 6" fill="none" stroke="#51606e" '
+            'stroke-width="2"/>'
+            f'<rect x="{314 - dot / 2:.2f}" y="{middle - dot / 2:.2f}" width="{dot:.2f}" height="{dot:.2f}" '
+            f'fill="#b3362b"/><circle cx="314" cy="{middle:.0f}" r="11" fill="none" stroke="#b3362b"/>',
+            *(
+                f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>'
+                for kind, x, y, anchor, text in texts
+            ),
+            "</svg>\n",
+        ]
+    )
 
 
 def picture() -> str:
@@ -71,7 +115,7 @@ def picture() -> str:
 
 def drawings() -> dict[Path, str]:
     """Every file below docs/drawings."""
-    found = {FOLDER / "result.svg": picture()}
+    found = {FOLDER / "first.svg": first(), FOLDER / "result.svg": picture()}
     for kind, text in EXAMPLES.items():
         fmt: Format = parse(text)
         names = [*fmt.orders()][:1] + (["algorithm2"] if kind == "kcp" else [])

@@ -194,6 +194,15 @@ def test_links_lead_to_files(name: str) -> None:
             assert (page.parent / target.split("#")[0]).exists(), target
 
 
+def test_every_public_name_is_on_the_api_page() -> None:
+    import kronecell.data
+
+    page = (DOCS / "api.md").read_text()
+    family = {name for name, value in vars(kc.errors).items() if isinstance(value, type)}  # ::: kronecell.errors
+    for name in (*kc.__all__, *kronecell.data.__all__):
+        assert name in family or re.search(rf"^(::: kronecell\..*\b|.*members: .*\b){name}\b", page, re.M), name
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}

@@ -33,6 +33,10 @@ class Preprocessing:
         """Numbers in one frame."""
         return self.width * self.height * self.channels
 
+    def read(self, source: Source) -> Tensor:
+        """What a network reads of a clip: bytes (segments, frames, input_size), also the input of an exported file."""
+        return read_segments(source, self)[0]
+
     def __str__(self) -> str:
         return f"{self.width} x {self.height} x {self.channels}"
 

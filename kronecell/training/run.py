@@ -105,6 +105,9 @@ def run(
         if world.is_main and read_status(folder).get("state") != "finished":  # killed after the result was written
             with _lock(folder, world):
                 _status(folder, world, "finished", "", finished["epochs"], experiment.epochs)
+        if world.is_main and show:
+            text = "was finished before, its result is read; another --seed or --set name=NAME trains anew"
+            print(f"{printable(folder)}: {text}", file=sys.stderr, flush=True)
         return finished
     # Before anything is written: settings that do not fit the data must not stay behind in the run directory.
     check_classes(experiment, store)
@@ -169,6 +172,8 @@ def _train(
             save_checkpoint(folder, model, optimiser, {**identity, "progress": progress.as_dict()}, progress.steps)
         world.wait()
 
+    if progress.steps:
+        display.note(f"goes on in epoch {progress.epoch + 1}, after step {progress.steps} of the run")
     for text in data_notes(experiment, store):
         display.note(text)
     try:
