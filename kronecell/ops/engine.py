@@ -124,9 +124,9 @@ def saved_shapes(program: Program, x: Tensor, keep: bool) -> list[tuple[int, ...
 def _sums_shape(program: Program, x: Tensor) -> tuple[int, ...]:
     of = program.fold
     assert of is not None
-    if not keeps_v(x, of.places, of.shared, of.others):
+    if not keeps_v(x.reshape(-1, of.width), of.places, of.shared, of.others):
         return (0,)
-    return (x.shape[0], of.shared * of.others * program.hot[0].a.groups[1])
+    return (x.shape[0], program.width // of.places * of.shared * of.others)
 
 
 def _scaled(operands: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -152,7 +152,8 @@ def _forward(
     lefts, sums, hot = [x], list[Tensor](), program.hot
     if program.fold is not None:
         of = program.fold
-        z, y, made = fold.kernel(x, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
+        parts = x.reshape(-1, of.width)
+        z, y, made = fold.kernel(parts, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner, keep)
         lefts, sums = [x, y, z.reshape(hot[1].shape)], [made]
     for op, operand in zip(hot[len(lefts) - 1 : -1], operands[len(lefts) - 1 : -1], strict=True):
         lefts.append(product(op, lefts[-1], operand, by))
@@ -264,8 +265,8 @@ def _backward(
         if i == 1 and sums is not None and all(of_small[:2]) and not of_x:
             of = program.fold
             assert of is not None
-            gradient = gradient.reshape(len(sums), -1)
-            v = sums.reshape(len(sums), of.shared * of.others, -1)
+            v = sums.reshape(-1, of.shared * of.others, of.width // of.places)
+            gradient = gradient.reshape(len(v), -1)
             found[1], found[2] = fold_backward.kernel(
                 gradient, lefts[1], v, operands[0], operands[1].contiguous(), of.places, of.shared, of.inner
             )

@@ -257,7 +257,7 @@ def fold_of(ops: Sequence[Op], elements: int) -> Fold | None:
     small = columns <= FOLD_COLUMNS and others <= FOLD_OTHERS and places * columns * others <= FOLD_FACTORS
     if not small or summed != places or columns != first.b.groups[0]:
         return None
-    return Fold(places, columns, shared, inner, others)
+    return Fold(places * first.b.groups[1], places, columns, shared, inner, others)
 
 
 def _located(step: Step, legs: dict[str, tuple[str, ...]]) -> Step:

@@ -144,8 +144,10 @@ class Fold:
     y (rows, places, columns) = x (rows, places, depth) W^T is by far the largest intermediate of most plans, and the
     second step is z[r, o, c] = sum over p of y[r, p, c] f[p, o, c]: f depends on c by its index among `shared` alone,
     where columns count as (any, shared, inner). In the kernel y stays in cache, and x is read once, for gradients too.
+    Where leading legs of x are not summed, each of its parts, of `width` elements, is a row of its own.
     """
 
+    width: int
     places: int
     columns: int
     shared: int

@@ -102,9 +102,11 @@ def test_gradients_of_some_tensors_only_are_those_of_all() -> None:
 # Sizes at which compiled kernels take over ---------------------------------------------------------------------------
 
 M, N = (8, 10, 10, 9), (4, 2, 4, 2)
+PARTS = kc.KCP((2, 20, 16, 16), N, 4, 2, 2)  # whose gates share W: parts of x are folded one by one
 LARGE = [
     kc.KCP(M, N, 4, 4, 2),
     kc.KCP(M, N, 2, 2, 2, tie="all"),
+    PARTS,
     kc.TT(M, N, 4),
     kc.TR(M, N, 3),
     kc.BT(M, N, 2, P=2),
@@ -123,7 +125,7 @@ DEAR = 8  # plans that take so many times the multiply-adds of the cheapest are 
 def test_large_products_in_float32_are_the_dense_product(fmt: kc.Format, of_bytes: bool) -> None:
     gates, rows = 4, 160
     generator = torch.Generator().manual_seed(0)
-    shared = fmt.kind in ("kcp", "tt") and of_bytes
+    shared = fmt == PARTS or (fmt.kind in ("kcp", "tt") and of_bytes)
     factors = leaves_of(fmt, gates, shared)
     if of_bytes:
         x = torch.randint(0, 256, (rows, fmt.M), dtype=torch.uint8, generator=generator)
