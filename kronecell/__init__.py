@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.deploy.modules import save
     from kronecell.deploy.onnx import export_onnx
     from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
-    from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker, parse
+    from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Doped, Format, LowRank, Tucker, parse
     from kronecell.formats.modes import factorize
     from kronecell.nn.cells import GRUCell, LSTMCell
     from kronecell.nn.counting import count
@@ -39,7 +39,7 @@ _CONTENTS = {
     "plans.network": ("Factor", "Network"),
     "plans.plan": ("Plan",),
     "ops.tune": ("tune",),
-    "formats": ("BT", "CP", "HT", "KCP", "KT", "TR", "TT", "Dense", "Format", "LowRank", "Tucker", "parse"),
+    "formats": ("BT", "CP", "HT", "KCP", "KT", "TR", "TT", "Dense", "Doped", "Format", "LowRank", "Tucker", "parse"),
     "formats.modes": ("factorize",),
     "nn.cells": ("GRUCell", "LSTMCell"),
     "nn.counting": ("count",),
@@ -74,6 +74,7 @@ __all__ = [
     "Cost",
     "DataError",
     "Dense",
+    "Doped",
     "Factor",
     "Format",
     "GRUCell",

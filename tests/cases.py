@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 
-from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker
+from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Doped, Format, LowRank, Tucker
 
-KINDS = ("dense", "lowrank", "cp", "tucker", "tt", "tr", "bt", "ht", "kt", "kcp-pair", "kcp-all")
+STRUCTURES = ("dense", "lowrank", "cp", "tucker", "tt", "tr", "bt", "ht", "kt", "kcp-pair", "kcp-all")
+KINDS = (*STRUCTURES, "doped")
 BUDGET = 48  # largest M or N
 
 
@@ -25,6 +28,10 @@ def modes(draw: st.DrawFn, d: int) -> tuple[int, ...]:
 @st.composite
 def formats(draw: st.DrawFn, kind: str) -> Format:
     """A format of the given kind; ranks are drawn freely and clipped to what the network can use."""
+    if kind == "doped":
+        structure = draw(st.sampled_from(STRUCTURES).flatmap(formats))
+        block = draw(st.sampled_from([size for size in (1, 2, 3, 4) if structure.N % size == 0]))
+        return Doped(structure, draw(st.sampled_from([0, 0.02, 0.1, 0.5, 1])), block)
     d = draw(st.integers(1, 5))
     m = draw(modes(d))
     unequal = kind in ("dense", "lowrank", "tr", "kt")
@@ -56,6 +63,14 @@ def formats(draw: st.DrawFn, kind: str) -> Format:
     K = min(KCP(m, n, 3, 1, 1, clip=True).K, draw(small))
     CA, CB = (draw(st.one_of(small, st.tuples(*[small] * K))) for _ in range(2))
     return KCP(m, n, K, CA, CB, tie=kind.removeprefix("kcp-"), clip=True)
+
+
+def drawn(fmt: Format, generator: torch.Generator, **options: Any) -> dict[str, torch.Tensor]:
+    """Random factors, and of a sparse part too, which `init` leaves zero."""
+    factors = fmt.init(generator, **options)
+    return factors | {
+        name: torch.randn(t.shape, generator=generator).to(t) for name, t in factors.items() if name == "S"
+    }
 
 
 def dense_product(fmt: Format, x: torch.Tensor, factors: dict, gates: int, shared: object) -> torch.Tensor:

@@ -55,6 +55,9 @@ def count(
         f"parameters {facts['params']:,}   dense {facts['dense_params']:,}   ratio {facts['compression_ratio']:,.1f}x"
     )
     typer.echo("factors    " + "  ".join(f"{name} {'x'.join(map(str, s))}" for name, s in facts["factors"].items()))
+    if "sparse" in facts:
+        values, indices = facts["sparse"]["values"], facts["sparse"]["index_bytes"]
+        typer.echo(f"sparse     {values:,} entries beside the factors, {indices:,} bytes of indices")
     typer.echo("")
     if order:
         typer.echo(str(fmt.plan(order, rows, gates=gates, shared=sharing)))

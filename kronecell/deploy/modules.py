@@ -75,6 +75,12 @@ def save(module: nn.Module, path: str | Path) -> Path:
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad)} has values that are not finite")
+    unsettled = [name for name, part in module.named_modules() if isinstance(part, TensorLinear) and not part.settled]
+    if unsettled:
+        raise CheckpointError(
+            f"not saved: the sparse part of {unsettled[0] or 'the layer'} is larger than its format says, because "
+            "kc.train_sparsity has not come to the end of its schedule; save the state dicts of both to go on later"
+        )
     integers = layout(module)
     config = {
         "kronecell_file": INTEGERS_VERSION if integers else FILE_VERSION,
@@ -123,7 +129,10 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
         expected = {name: (shape, saved.get(name, (shape, dtype))[1]) for name, (shape, dtype) in expected.items()}
         if expected != saved:
             raise CheckpointError(f"{printable(folder)}: {what_differs(expected, saved)}")
-    module.load_state_dict(tensors, strict=True)
+    try:
+        module.load_state_dict(tensors, strict=True)
+    except ShapeError as error:  # of indices that lead out of their matrix
+        raise CheckpointError(f"{printable(folder)}: {error}") from None
     return with_report(module) if integers else module
 
 
@@ -216,7 +225,8 @@ def build(
     description: Mapping[str, Any], tensors: Kinds, source: str, integers: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """The module that a checked description names, without memory, if it has exactly these tensors."""
-    dtypes = sorted({dtype for name, (_, dtype) in tensors.items() if not (integers and name.endswith(".integers"))})
+    whole = (".integers", ".gaps") if integers else (".gaps",)
+    dtypes = sorted({dtype for name, (_, dtype) in tensors.items() if not name.endswith(whole)})
     if len(dtypes) != 1:
         raise CheckpointError(f"{source}: expected tensors of one dtype, got {dtypes}")
     try:

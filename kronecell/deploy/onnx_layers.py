@@ -21,6 +21,7 @@ from kronecell.nn.splitting import matrices_of
 from kronecell.nn.torch_kernel import dense_hidden
 from kronecell.ops.contract import plain_execute
 from kronecell.ops.engine import BYTE
+from kronecell.ops.sparse import with_dense_part
 
 GATE_ORDERS = {4: (0, 3, 1, 2), 3: (1, 0, 2)}  # torch's i f g o as ONNX's i o f c, torch's r z n as ONNX's z r h
 
@@ -36,7 +37,8 @@ class OnnxLinear(nn.Module):
             self.plan = layer.plan(128)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return plain_execute(self.plan, x, self.layer.factors(), self.layer.bias if bias is None else bias)
+        y = plain_execute(self.plan, x, self.layer.factors(), self.layer.bias if bias is None else bias)
+        return y if self.layer.sparse is None else y + x @ self.layer.sparse.dense().t()
 
 
 class OnnxRecurrent(nn.Module):
@@ -114,7 +116,7 @@ def _node_input(x: Tensor, W: Tensor | nn.Module) -> tuple[Tensor, Tensor] | Non
         assert isinstance(W, Tensor)
         return x, W
     split = split_text(W.matrix)
-    if split is None or not split.narrow:
+    if split is None or not split.narrow or W.sparse is not None:
         return None
     missing = W.in_features - x.shape[-1]
     x = F.pad(x, (0, missing)) if missing else x
@@ -162,9 +164,11 @@ def _scan(gates: Tensor, weights: Direction, state: State, count: int) -> tuple[
     from torch._higher_order_ops.scan import scan  # imported late: it imports the compiler
 
     hidden = weights.hidden
-    if not isinstance(hidden, QuantizedHidden) and len(hidden) == 2 and hidden[1].ndim == 3:
-        # Not in the steps: a scan does not take views of what it reads.
-        weights = weights._replace(hidden=[hidden[0], torch.block_diag(*hidden[1])])
+    if not isinstance(hidden, QuantizedHidden) and len(hidden) > 1:
+        # Not in the steps: a scan does not take views of what it reads, and a sparse part is made dense once.
+        In, Out = hidden[:2]
+        Out = torch.block_diag(*Out) if Out.ndim == 3 else Out
+        weights = weights._replace(hidden=[In, Out, *with_dense_part(hidden, Out.shape[1], In.shape[1])[2:]])
 
     def combine(state: State, gates_now: Tensor) -> tuple[State, Tensor]:
         output, state = step(gates_now, weights, state, count)
@@ -199,6 +203,7 @@ def _times_hidden(h: Tensor, hidden: Sequence[Tensor] | QuantizedHidden) -> Tens
         return h @ hidden.dense().t()
     if len(hidden) == 1:
         return h @ hidden[0].t()
-    In, Out = hidden
-    columns = h @ In.t()
-    return columns @ (Out if Out.ndim == 2 else torch.block_diag(*Out))
+    In, Out, *sparse = hidden
+    Out = Out if Out.ndim == 2 else torch.block_diag(*Out)
+    sums = h @ In.t() @ Out
+    return sums + h @ with_dense_part(hidden, Out.shape[1], In.shape[1])[2].t() if sparse else sums

@@ -11,6 +11,7 @@ from kronecell.formats.base import Format, Shared
 from kronecell.formats.bt import BT
 from kronecell.formats.cp import CP
 from kronecell.formats.dense import Dense
+from kronecell.formats.doped import Doped, doping_text
 from kronecell.formats.ht import HT
 from kronecell.formats.kcp import KCP
 from kronecell.formats.kt import KT
@@ -23,7 +24,7 @@ FORMATS: dict[str, type[Format]] = {f.kind: f for f in (Dense, LowRank, CP, Tuck
 
 __all__ = [
     "BT", "CP", "FORMATS", "HT", "KCP", "KT", "TR", "TT",
-    "Dense", "Format", "LowRank", "Recipe", "Shared", "Tucker", "parse", "parse_recipe",
+    "Dense", "Doped", "Format", "LowRank", "Recipe", "Shared", "Tucker", "parse", "parse_recipe",
 ]  # fmt: skip
 
 
@@ -33,15 +34,18 @@ class Recipe:
 
     kind: str
     options: tuple[tuple[str, Any], ...]
+    doping: tuple[float, int] | None = None  # density and block of the entries that are added
 
     def with_modes(self, m: Sequence[int], n: Sequence[int], clip: bool = False) -> Format:
         """The format with these modes."""
         options = dict(self.options) | ({"clip": True} if clip and self.kind != "dense" else {})
-        return FORMATS[self.kind](tuple(m), tuple(n), **options)
+        structure = FORMATS[self.kind](tuple(m), tuple(n), **options)
+        return structure if self.doping is None else Doped(structure, *self.doping)
 
     def __str__(self) -> str:
         values = (f"{key}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for key, v in self.options)
-        return ":".join(filter(None, (self.kind, ",".join(values))))
+        doping = "" if self.doping is None else doping_text(*self.doping)
+        return doping + ":".join(filter(None, (self.kind, ",".join(values))))
 
 
 def parse(text: str) -> Format:
@@ -50,6 +54,9 @@ def parse(text: str) -> Format:
     >>> parse("tt:m=8x20,n=4x4,r=3").num_params
     336
     """
+    doping, structure = split_doping(text)
+    if doping is not None:
+        return Doped(parse(structure), *doping)
     kind, options = _read(text)
     missing = [name for name in ("m", "n") if name not in options]
     if missing:
@@ -60,11 +67,41 @@ def parse(text: str) -> Format:
 
 def parse_recipe(text: str) -> Recipe:
     """A format string without modes, for layers whose modes are chosen later."""
+    doping, structure = split_doping(text)
+    if doping is not None:
+        recipe = parse_recipe(structure)
+        return Recipe(recipe.kind, recipe.options, doping)
     kind, options = _read(text)
     if "m" in options or "n" in options:
         raise ShapeError(f"recipe {text!r} names modes; leave m and n out, or use kc.parse for a complete format")
     _check_options(kind, {"m": (), "n": (), **options}, text)
     return Recipe(kind, tuple(options.items()))
+
+
+def split_doping(text: str) -> tuple[tuple[float, int] | None, str]:
+    """Density and block of a doped format's text, and the text of its structure; None and the text of any other.
+
+    >>> split_doping("doped:0.02,block=16+tt:r=4")
+    ((0.02, 16), 'tt:r=4')
+    """
+    if not isinstance(text, str) or text.strip()[:5].lower() != Doped.kind:
+        return None, text
+    head, plus, structure = text.partition("+")
+    if not plus or split_doping(structure)[0] is not None:
+        raise ShapeError(
+            f"cannot read {text!r}; expected a density and one structure, e.g. doped:0.02+{_example('tt')}"
+        )
+    density, _, block = (part.strip() for part in head.partition(":")[2].partition(","))
+    key, _, size = (part.strip() for part in block.partition("="))
+    try:
+        if block and key != "block":
+            raise ValueError
+        return (float(density), int(size) if block else 1), structure
+    except ValueError:
+        raise RankError(
+            f"cannot read {head!r} in format {text!r}; expected doped:DENSITY or doped:DENSITY,block=OUTPUTS, "
+            "such as doped:0.02 or doped:0.02,block=16"
+        ) from None
 
 
 def _example(kind: str) -> str:

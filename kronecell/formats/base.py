@@ -30,6 +30,7 @@ from kronecell.ops.contract import check_tensor, contract_network, execute
 from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, greedy, optimal
 from kronecell.plans.plan import Plan
+from kronecell.plans.sparse import Sparse
 
 Shared = bool | Iterable[str]
 
@@ -88,10 +89,19 @@ class Format(ABC):
         """Number of modes (of the longer side where they differ)."""
         return max(len(self.m), len(self.n))
 
+    def sparse(self, gates: int = 1) -> Sparse | None:
+        """The sparse matrix that is added to the network's, if there is one."""
+        return None
+
+    def params(self, gates: int = 1, shared: Shared = False) -> int:
+        """Trained numbers for a number of gates."""
+        sparse = self.sparse(gates)
+        return self.network(gates, shared).num_params + (0 if sparse is None else sparse.num_values)
+
     @property
     def num_params(self) -> int:
         """Trained numbers for one gate."""
-        return self.network().num_params
+        return self.params()
 
     @property
     def compression_ratio(self) -> float:

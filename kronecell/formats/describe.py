@@ -12,17 +12,19 @@ def describe(fmt: Format, rows: int, gates: int, shared: Shared, order: str | No
     """Everything `kronecell count` prints, as data."""
     if rows < 1:
         raise ShapeError(f"--rows must be at least 1, got {rows}")
-    network = fmt.network(gates, shared)
+    network, sparse = fmt.network(gates, shared), fmt.sparse(gates)
+    entries = 0 if sparse is None else sparse.num_values
+    params = network.num_params + entries
     dense = gates * fmt.M * fmt.N
     names = [order] if order else [*fmt.orders(), "optimal"]
     orders = {}
     for name in names:
         plan = fmt.plan(name, rows, gates=gates, shared=shared)
         orders[name] = {
-            "macs": plan.macs,
-            "flops": plan.flops,
+            "macs": plan.macs + entries,
+            "flops": plan.flops + 2 * entries,
             "hoisted_macs": plan.hoisted_macs,
-            "total_macs": plan.total_macs,
+            "total_macs": plan.total_macs + rows * entries,
             "peak": plan.peak,
         }
     return {
@@ -32,9 +34,9 @@ def describe(fmt: Format, rows: int, gates: int, shared: Shared, order: str | No
         "gates": gates,
         "shared": shared if isinstance(shared, bool) else [*shared],
         "rows": rows,
-        "params": network.num_params,
+        "params": params,
         "dense_params": dense,
-        "compression_ratio": dense / network.num_params,
+        "compression_ratio": dense / params,
         "factors": {name: [*shape] for name, shape in network.shapes.items()},
         "orders": orders,
-    }
+    } | ({} if sparse is None else {"sparse": {"values": entries, "index_bytes": sparse.index_bytes}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kronecell.errors import KronecellError, ShapeError
-from kronecell.formats import Format, Recipe, parse, parse_recipe
+from kronecell.formats import Format, Recipe, parse, parse_recipe, split_doping
 from kronecell.formats.modes import factorize, padded_size
 
 FormatSpec = Format | Recipe | str | None
@@ -82,4 +82,5 @@ def recipe_modes(kind: str, M: int, N: int, pad: bool = False) -> tuple[tuple[in
 
 
 def _names_modes(text: str) -> bool:
-    return any(part.strip()[:2] in ("m=", "n=") for part in text.partition(":")[2].split(","))
+    structure = split_doping(text)[1]
+    return any(part.strip()[:2] in ("m=", "n=") for part in structure.partition(":")[2].split(","))

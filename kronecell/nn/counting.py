@@ -9,8 +9,10 @@ from kronecell.formats.base import Format, Shared
 from kronecell.nn.hidden import macs_of
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
+from kronecell.nn.sparse import SparseMatrix
 from kronecell.ops.choose import executed_macs
 from kronecell.plans.counting import Cost
+from kronecell.plans.sparse import Sparse
 
 COUNT_ROWS = 96  # rows for which a layer that chooses its order itself is counted: 16 clips of 6 frames
 
@@ -19,9 +21,15 @@ def count_format(
     fmt: Format, *, gates: int = 1, shared: Shared = False, order: str | None = None, rows: int = 1
 ) -> Cost:
     """Cost of one matrix, or of the matrices of several gates, in a format. Works on shapes; allocates nothing."""
-    plan = fmt.plan(order, rows, gates=gates, shared=shared)
+    plan, sparse = fmt.plan(order, rows, gates=gates, shared=shared), fmt.sparse(gates)
     dense = gates * fmt.M * fmt.N
-    return Cost(plan.network.num_params, dense, plan.macs, dense, plan.hoisted_macs)
+    cost = Cost(plan.network.num_params, dense, plan.macs, dense, plan.hoisted_macs)
+    return cost if sparse is None else cost + _entries(sparse)
+
+
+def _entries(sparse: Sparse) -> Cost:
+    """Of a sparse matrix beside a structure, whose dense twin has both."""
+    return Cost(sparse.num_values, 0, sparse.num_values, 0, 0, sparse.index_bytes)
 
 
 def count(thing: Format | nn.Module, *, gates: int = 1, shared: Shared = False, order: str | None = None) -> Cost:
@@ -45,9 +53,10 @@ def count(thing: Format | nn.Module, *, gates: int = 1, shared: Shared = False, 
 def _own(module: nn.Module) -> Cost:
     """What a module holds itself; a recurrent layer answers for its matrices."""
     numbers = sum(p.numel() for p in module.parameters(recurse=False))
+    if isinstance(module, SparseMatrix):
+        return Cost(module.size.num_values, 0, 0, 0, 0, module.size.index_bytes)
     if isinstance(module, TensorLinear):
-        plan = module.plan(COUNT_ROWS)
-        return _matrix(module, numbers, executed_macs(plan), plan.hoisted_macs)
+        return _matrix(module, numbers, *_linear_macs(module))
     multiplies = isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase | Recurrent)
     macs = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim == 2) if multiplies else 0
     if not isinstance(module, Recurrent):
@@ -56,9 +65,20 @@ def _own(module: nn.Module) -> Cost:
     for name, weight in module.named_children():
         if isinstance(weight, TensorLinear) and name.startswith("weight_hh"):
             # U runs split or dense, not by the plan of a layer: its macs replace those counted for the child.
-            plan, (macs, once) = weight.plan(COUNT_ROWS), macs_of(weight)
-            total += Cost(0, 0, macs - executed_macs(plan), 0, once - plan.hoisted_macs)
+            (counted, hoisted), (macs, once) = _linear_macs(weight), macs_of(weight)
+            total += Cost(0, 0, macs - counted, 0, once - hoisted)
     return total
+
+
+def _linear_macs(layer: TensorLinear) -> tuple[int, int]:
+    """Multiply-adds of a row, and those once per forward."""
+    plan = layer.plan(COUNT_ROWS)
+    if layer.sparse is None:
+        return executed_macs(plan), plan.hoisted_macs
+    if not layer.is_dense(plan.text):
+        return executed_macs(plan) + layer.sparse.size.num_values, plan.hoisted_macs
+    once = 0 if layer.frozen else layer.dense_plan().hoisted_macs
+    return layer.in_features * layer.out_features, once
 
 
 def _matrix(layer: TensorLinear, numbers: int, macs: int, hoisted: int) -> Cost:

@@ -1,8 +1,9 @@
 """How a recurrence gets its hidden matrix U: dense, or split into In and Out with few columns between.
 
 The operators take [U] with U (gates * H, P), [In (r, P), Out (r, gates * H)], or [In (gates * r, P), Out (gates, r, H)]
-where every gate has columns of its own. A format whose factors lie on both sides (TT, BT, HT, Tucker, CP) is made dense
-once per forward; so is one whose split would cost as much as the dense product.
+where every gate has columns of its own, and after In and Out the values and places of a sparse matrix. A format whose
+factors lie on both sides (TT, BT, HT, Tucker, CP) is made dense once per forward; so is one whose split would cost as
+much as the dense product.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from kronecell.nn.linear import TensorLinear, split_text
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
-from kronecell.nn.splitting import SplitText, matrices_of
+from kronecell.nn.sparse import PRICE, added
+from kronecell.nn.splitting import WORTH_SPLITTING, SplitText, matrices_of
 from kronecell.ops.registration import constant_when_traced
 from kronecell.plans.plan import plan_of
 
@@ -22,8 +24,17 @@ def hidden_matrices(weight: Tensor | TensorLinear | QuantizedLinear) -> list[Ten
         return weight.hidden()
     if not isinstance(weight, TensorLinear):
         return [weight]
-    split = _worthwhile(weight)
-    return [weight.dense_weight()] if split is None else [*matrices_of(split, weight.factors())]
+    split, sparse = _worthwhile(weight), weight.sparse
+    if sparse is None:
+        return [weight.dense_weight()] if split is None else [*matrices_of(split, weight.factors())]
+    scales = sparse.scales()
+    if split is None:
+        return [added(weight.structure_weight(), sparse, scales)]
+    In, Out = matrices_of(split, weight.factors())
+    if scales is None:
+        return [In, Out, *sparse.stored()]
+    columns = scales[0] if Out.ndim == 2 else scales[0].reshape(split.gates, 1, -1)
+    return [In, Out * columns, sparse.scaled(scales[1]), sparse.places]
 
 
 def is_split(weight: Tensor | TensorLinear) -> bool:
@@ -36,13 +47,15 @@ def macs_of(weight: TensorLinear) -> tuple[int, int]:
     split = _worthwhile(weight)
     if split is None:
         return weight.in_features * weight.out_features, weight.dense_plan().hoisted_macs
-    return split.macs, split.hoisted_macs
+    return split.macs + _entries(weight), split.hoisted_macs
 
 
 def explain_hidden(weight: TensorLinear) -> str:
     """In which form U runs, what that costs, and the plans that compute this form from the factors."""
     split, (macs, once) = _worthwhile(weight), macs_of(weight)
     costs = f"{macs:,} multiply-adds a row and step, {once:,} once per forward"
+    if weight.sparse is not None:
+        costs += f"\n{weight.sparse.explain(split is None)}"
     if split is None:
         return f"U {weight.format}, made dense: {costs}\n{weight.dense_plan()}"
     between = f"{split.columns} columns between{' of all gates' if split.own_columns else ''}"
@@ -52,10 +65,18 @@ def explain_hidden(weight: TensorLinear) -> str:
 
 def _worthwhile(weight: TensorLinear) -> SplitText | None:
     """The split of a matrix, if it saves enough; one that is a sum over processes has none of its own."""
-    return _worthwhile_split(weight.matrix) if type(weight) is TensorLinear else None
+    return _worthwhile_split(weight.matrix, _entries(weight)) if type(weight) is TensorLinear else None
+
+
+def _entries(weight: TensorLinear) -> int:
+    return 0 if weight.sparse is None else weight.sparse.entries.numel()
 
 
 @constant_when_traced
-def _worthwhile_split(matrix: str) -> SplitText | None:
+def _worthwhile_split(matrix: str, entries: int) -> SplitText | None:
+    """Entries of S take longer than as many of In and Out."""
     split = split_text(matrix)
-    return split if split is not None and split.pays else None
+    if split is None or not split.pays:
+        return None
+    dense = split.width * split.outputs
+    return split if split.macs + PRICE * entries <= WORTH_SPLITTING * dense or not entries else None

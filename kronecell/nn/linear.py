@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
+from kronecell.formats.doped import GAPS, VALUES
 from kronecell.nn.products import FEW_ROWS, dense_product, few_rows_product, is_few
+from kronecell.nn.sparse import SparseMatrix, added
 from kronecell.nn.splitting import SplitText, matrices_of
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
 from kronecell.ops.choose import Product
@@ -50,6 +52,7 @@ class TensorLinear(nn.Module):
     """
 
     bias: nn.Parameter | None
+    sparse: SparseMatrix | None
 
     def __init__(
         self,
@@ -74,6 +77,8 @@ class TensorLinear(nn.Module):
         for name, shape in network.shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self._names = (*network.shapes,)
+        size = self.format.sparse(gates)
+        self.sparse = SparseMatrix(size, device, dtype) if size is not None and size.count else None
         self.matrix = _described(self.format, gates, self.shared, order)
         self.frozen: tuple[tuple[int, str], ...] = ()  # rows and plan, ascending; of freeze.py
         self.frozen_rows: tuple[int, ...] = ()
@@ -85,8 +90,13 @@ class TensorLinear(nn.Module):
         self.reset_parameters()
 
     def factors(self) -> dict[str, Tensor]:
-        """The parameters of the network by name."""
+        """The parameters of the network by name; those of S are in `sparse`."""
         return {name: getattr(self, name) for name in self._names}
+
+    @property
+    def settled(self) -> bool:
+        """Whether S has as many entries as the format says: while its density falls in training, it has more."""
+        return self.sparse is None or self.sparse.size == self.format.sparse(self.gates)
 
     @torch.no_grad()
     def reset_parameters(self, std: float | None = None) -> None:
@@ -96,10 +106,15 @@ class TensorLinear(nn.Module):
             return
         std = (3 * self.in_features) ** -0.5 if std is None else std
         drawn = self.format.init(std=std, gates=self.gates, shared=self.shared, dtype=like.dtype)
-        for name, tensor in drawn.items():
-            getattr(self, name).copy_(tensor)
+        self._store(drawn)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -(self.in_features**-0.5), self.in_features**-0.5)
+
+    def _store(self, factors: Mapping[str, Tensor]) -> None:
+        for name in self._names:
+            getattr(self, name).copy_(factors[name])
+        if self.sparse is not None:
+            self.sparse.store(factors[VALUES], factors[GAPS])
 
     # The product -------------------------------------------------------------------------------------------------
 
@@ -131,7 +146,24 @@ class TensorLinear(nn.Module):
         if self.frozen:
             return self._frozen_product(x, bias, rows)
         plan = plan_text(*self._key(rows))
-        return apply(plan, x, prepare(plan, self.factors()), bias)
+        if self.sparse is None:
+            return apply(plan, x, prepare(plan, self.factors()), bias)
+        scales = self.sparse.scales()
+        if self.is_dense(plan):
+            return self._dense_product(x, added(self.structure_weight(), self.sparse, scales), bias)
+        if scales is None:
+            return self.sparse.add(x, apply(plan, x, prepare(plan, self.factors()), bias))
+        y = self.sparse.add(x, apply(plan, x, prepare(plan, self.factors())) * scales[0], scales[1])
+        return y if bias is None else y + bias
+
+    def is_dense(self, plan: str) -> bool:
+        """Whether x is multiplied by a dense W alone: then S is part of it, and not multiplied beside it."""
+        return one_product(plan) or (self.sparse is not None and self.sparse.is_many)
+
+    def _dense_product(self, x: Tensor, W: Tensor, bias: Tensor | None) -> Tensor:
+        if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+            check_dtype(x, W.dtype)
+        return dense_product(x, W, bias)
 
     @torch.no_grad()
     def freeze_products(self, rows: Sequence[int]) -> None:
@@ -142,18 +174,19 @@ class TensorLinear(nn.Module):
             chosen[_chosen(*self._key(count, frozen=True)).text] = count  # of several, the largest number of rows
         self.frozen = tuple(sorted((count, plan) for plan, count in chosen.items()))
         for number, (_, plan) in enumerate(self.frozen):
-            if one_product(plan):
+            if self.is_dense(plan):
                 self._hold(frozen_dense=self.dense_weight())
             else:
                 operands = prepare(plan, self.factors())
                 self._hold(**{f"frozen_{number}_{step}": operand for step, operand in enumerate(operands)})
         text = split_text(self.matrix)
-        if text is not None and text.pays and text.elements <= SPLIT_ELEMENTS:
+        many = self.sparse is not None and self.sparse.is_many
+        if text is not None and text.pays and text.elements <= SPLIT_ELEMENTS and not many:
             In, Out = matrices_of(text, self.factors())
             self._hold(frozen_in=In, frozen_out=Out)
             self.frozen_few = ("frozen_in", "frozen_out")
         else:
-            self.frozen_few = ("frozen_dense",) if one_product(self._frozen_plan(FEW_ROWS)[1]) else ()
+            self.frozen_few = ("frozen_dense",) if self.is_dense(self._frozen_plan(FEW_ROWS)[1]) else ()
 
     def _hold(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -167,15 +200,14 @@ class TensorLinear(nn.Module):
         if rows <= FEW_ROWS and self.frozen_few:
             weight: list[Tensor] = [self._buffers[name] for name in self.frozen_few]  # type: ignore[misc]
             if is_few(x, weight):
-                return few_rows_product(x, weight, self.gates, bias)
+                y = few_rows_product(x, weight, self.gates, bias)
+                return y if self.sparse is None or len(weight) == 1 else self.sparse.add(x, y)
         number, plan = self._frozen_plan(rows)
-        if one_product(plan):
-            dense = self.get_buffer("frozen_dense")
-            if x.is_meta or not torch.is_autocast_enabled(x.device.type):
-                check_dtype(x, dense.dtype)
-            return dense_product(x, dense, bias)
+        if self.is_dense(plan):
+            return self._dense_product(x, self.get_buffer("frozen_dense"), bias)
         operands = [self.get_buffer(f"frozen_{number}_{step}") for step in range(operand_count(plan))]
-        return apply(plan, x, operands, bias)
+        y = apply(plan, x, operands, bias)
+        return y if self.sparse is None else self.sparse.add(x, y)
 
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; a frozen layer refuses to train."""
@@ -207,6 +239,11 @@ class TensorLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """The weight in torch's layout, (gates * N, M); differentiable."""
+        W = self.structure_weight()
+        return W if self.sparse is None else added(W, self.sparse)
+
+    def structure_weight(self) -> Tensor:
+        """The same without S."""
         W = contract_text(_dense_text(self.matrix), self.factors())
         return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
 
@@ -265,8 +302,7 @@ class TensorLinear(nn.Module):
         factors, error = self.format.from_dense(
             W[0] if self.gates == 1 else W, gates=self.gates, shared=self.shared, **fit_options
         )
-        for name, tensor in factors.items():
-            getattr(self, name).copy_(tensor)
+        self._store(factors)
         self.fit_error = float(error)
         return self.fit_error
 
@@ -275,10 +311,11 @@ class TensorLinear(nn.Module):
     def explain(self, rows: int = TRACED_ROWS) -> str:
         """The candidates for this number of rows, which is chosen and why, and its steps."""
         chosen = self.order == "auto" and not self.frozen
-        return explain(self.product(rows)) if chosen else str(self.plan(rows))
+        text = explain(self.product(rows)) if chosen else str(self.plan(rows))
+        return text if self.sparse is None else f"{text}\n{self.sparse.explain(self.is_dense(self.plan(rows).text))}"
 
     def extra_repr(self) -> str:
-        stored = self.format.network(self.gates, self.shared).num_params
+        stored = self.format.params(self.gates, self.shared)
         dense = self.in_features * self.out_features
         gates = f"{self.gates} gates, shared={self.shared}, " if self.gates > 1 else ""
         return (

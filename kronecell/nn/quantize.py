@@ -22,6 +22,7 @@ from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import Integers, QuantizedFactor, QuantizedLinear
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
+from kronecell.nn.sparse import SparseMatrix
 from kronecell.ops.quantized import BITS
 
 SMALL = 256  # weights of a matrix or factor that stays as it is: it would save less than a kilobyte
@@ -172,6 +173,8 @@ class _Rounding:
                     setattr(module, part, integers)
         if isinstance(module, TensorLinear):
             self.factors(module, name)
+            if module.sparse is not None:
+                self.factors(module.sparse, _joined(name, "sparse"))
         else:
             for part, child in [*module.named_children()]:
                 setattr(module, part, self.convert(child, _joined(name, part)))
@@ -186,8 +189,8 @@ class _Rounding:
         _check_dtype(weight, name)
         return QuantizedLinear.of(weight, bias, self.bits, self.group, name)
 
-    def factors(self, layer: TensorLinear, name: str) -> None:
-        """The factors of a compressed matrix as integers."""
+    def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
+        """The factors of a compressed matrix, or the values of a sparse one, as integers."""
         made: dict[str, QuantizedFactor] = {}
         for part, factor in layer.factors().items():
             if factor.numel() > SMALL:
@@ -204,7 +207,7 @@ def _report(name: str, part: Integers) -> MatrixReport:
     return MatrixReport(name, shape, part.bits, part.group, before, part.num_bytes, part.error)
 
 
-def with_integers(layer: TensorLinear, factors: Mapping[str, QuantizedFactor]) -> None:
+def with_integers(layer: TensorLinear | SparseMatrix, factors: Mapping[str, QuantizedFactor]) -> None:
     """Put factors of integers into a layer; the floats that they stand for are buffers that no file has."""
     if not factors:
         return
@@ -226,8 +229,9 @@ def _loaded(module: Any, _: Any) -> None:
     """Make the floats of a module anew from integers that were loaded. Children come before what they are in."""
     if not module.of_integers:  # but of floats again
         return
-    for name, factor in (getattr(module, "quantized", None) or {}).items():
-        setattr(module, name, factor.factor())
+    for part in (module, getattr(module, "sparse", None)):
+        for name, factor in (getattr(part, "quantized", None) or {}).items():
+            setattr(part, name, factor.factor())
     module.frozen = type(module.frozen)()
     module.freeze_products(ROWS)
 
@@ -288,7 +292,7 @@ class _Room(_Rounding):
         layer.error = how["error"]
         return layer
 
-    def factors(self, layer: TensorLinear, name: str) -> None:
+    def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
         made = {}
         for part, factor in layer.factors().items():
             how = self.wanted.get(_joined(name, f"quantized.{part}"))
@@ -314,11 +318,12 @@ def _floats(module: nn.Module) -> nn.Module:
     if isinstance(module, QuantizedLinear):
         return module.to_dense()
     if isinstance(module, TensorLinear):
-        for name, tensor in module.factors().items():
-            if not isinstance(tensor, nn.Parameter):
-                delattr(module, name)
-                module.register_parameter(name, nn.Parameter(tensor))
-        module.quantized = None  # type: ignore[assignment]
+        for part in (module, module.sparse) if module.sparse is not None else (module,):
+            for name, tensor in part.factors().items():
+                if not isinstance(tensor, nn.Parameter):
+                    delattr(part, name)
+                    part.register_parameter(name, nn.Parameter(tensor))
+            part.quantized = None  # type: ignore[assignment]
         return _thawed(module)
     for name, child in [*module.named_children()]:
         if isinstance(module, Recurrent) and isinstance(child, QuantizedLinear):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kronecell.nn.quantized import QuantizedHidden
+from kronecell.ops.sparse import dense_of
 
 State = tuple[Tensor, ...]
 
@@ -51,11 +52,13 @@ def dense_hidden(hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
         return hidden.dense()
     if len(hidden) == 1:
         return hidden[0]
-    In, Out = hidden
+    In, Out, *sparse = hidden
     if Out.ndim == 2:
-        return (In.t() @ Out).t()
-    gates, rank, _ = Out.shape
-    return torch.einsum("grp,grh->ghp", In.reshape(gates, rank, -1), Out).flatten(0, 1)
+        U = (In.t() @ Out).t()
+    else:
+        gates, rank, _ = Out.shape
+        U = torch.einsum("grp,grh->ghp", In.reshape(gates, rank, -1), Out).flatten(0, 1)
+    return U + dense_of(sparse[0], sparse[1], *U.shape) if sparse else U
 
 
 def backwards(x: Tensor, batch_sizes: Tensor | None) -> Tensor:

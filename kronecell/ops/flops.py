@@ -57,8 +57,8 @@ def _rows(gates: Shape) -> int:
 
 
 def _hidden_macs(hidden: Sequence[Shape]) -> int:
-    """Multiply-adds of one row of h."""
-    return sum(prod(part) for part in hidden)
+    """Multiply-adds of one row of h; the places of a sparse matrix are the fourth tensor."""
+    return sum(prod(part) for part in hidden[:3])
 
 
 @register_flop_formula(ops.lstm)
@@ -69,6 +69,21 @@ def _lstm(gates: Shape, hidden: Any, h: Shape, c: Shape, project: Shape | None, 
 @register_flop_formula(ops.gru)
 def _gru(gates: Shape, hidden: Any, *_: Any, **__: Any) -> int:
     return 2 * _rows(gates) * _hidden_macs(hidden)
+
+
+@register_flop_formula(ops.sparse_linear)
+def _sparse_linear(x: Shape, values: Shape, *_: Any, **__: Any) -> int:
+    return 2 * x[0] * prod(values)
+
+
+@register_flop_formula(ops.sparse_back)
+def _sparse_back(upstream: Shape, values: Shape, *_: Any, **__: Any) -> int:
+    return 2 * upstream[0] * prod(values)
+
+
+@register_flop_formula(ops.sparse_gradient)
+def _sparse_gradient(upstream: Shape, x: Shape, places: Shape, block: int, **_: Any) -> int:
+    return 2 * x[0] * places[0] * block
 
 
 @register_flop_formula(ops.few_columns)

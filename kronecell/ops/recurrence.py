@@ -8,6 +8,7 @@ gates     (T, B, gates * H), a batch-first input transposed without a copy; or (
 hidden    [U] with U (gates * H, P) as torch stores it; P is H, or the size of the projection.
           [In (r, P), Out (r, gates * H)] for h U^T = (h In^T) Out.
           [In (gates * r, P), Out (gates, r, H)]: every gate has its own r columns.
+          [In, Out, values, places]: the same plus a sparse matrix, as in sparse.py.
 reverse   runs from the last step to the first, each packed sequence within its own length; the output stays in the
           order of the input.
 keep      also returns what the gradient needs: activated gates (LSTM: i f g o; GRU: r z n and h U_n^T + bias_n) and the
@@ -42,6 +43,7 @@ from kronecell.ops.recurrence_steps import (
     steps_of,
 )
 from kronecell.ops.registration import operator
+from kronecell.ops.sparse import sparse_gradients, with_dense_part
 
 LSTM_GATES = 4
 GRU_GATES = 3
@@ -62,6 +64,7 @@ def lstm_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """output, last h, last c, activated gates, cells."""
     flat, (batch, size), width = flat_rows(gates, batch_sizes), c.shape, h.shape[1]
+    hidden = with_dense_part(hidden, LSTM_GATES * size, width)
     h, c = h.clone(), c.clone()
     outputs, active, cells = [], [], []
     for first, rows in steps_of(len(flat), batch, batch_sizes, reverse):
@@ -122,6 +125,7 @@ def _lstm_backward_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of gates, U or In and Out (if `weights`), first h, first c and project (if `weights`)."""
     shape = active.shape
+    hidden = with_dense_part(hidden, LSTM_GATES * c.shape[1], h.shape[1])
     output, active, cells = (flat_rows(tensor, batch_sizes) for tensor in (output, active, cells))
     d_output, d_active, d_cells = (
         None if tensor is None else flat_rows(tensor, batch_sizes) for tensor in (d_output, d_active, d_cells)
@@ -202,6 +206,8 @@ def _lstm_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         *upstream, hidden, h, c, project, batch_sizes, ctx.reverse, *results, weights
     )
     d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
+    if weights and ctx.count == 4:
+        d_hidden += sparse_gradients(d_gates, hidden, results[0], h, batch_sizes, ctx.reverse)
     return d_gates, d_hidden, d_h, d_c, d_project if weights and project is not None else None, None, None, None
 
 
@@ -219,6 +225,7 @@ def gru_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """output, last h, activated gates with h U_n^T + bias_n."""
     flat, (batch, size) = flat_rows(gates, batch_sizes), h.shape
+    hidden = with_dense_part(hidden, GRU_GATES * size, size)
     h = h.clone()
     outputs, active = [], []
     for first, rows in steps_of(len(flat), batch, batch_sizes, reverse):
@@ -266,6 +273,7 @@ def _gru_backward_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of gates, U or In and Out (if `weights`), bias_n (if `weights`) and first h."""
     shape, size = active.shape, h.shape[1]
+    hidden = with_dense_part(hidden, GRU_GATES * size, size)
     output, active = flat_rows(output, batch_sizes), flat_rows(active, batch_sizes)
     d_output, d_active = (None if tensor is None else flat_rows(tensor, batch_sizes) for tensor in (d_output, d_active))
     dh = torch.zeros_like(h) if d_h is None else d_h.clone()
@@ -339,6 +347,12 @@ def _gru_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         *upstream, hidden, bias_n, h, batch_sizes, ctx.reverse, *results, weights
     )
     d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
+    if weights and ctx.count == 4:
+        size, (output, active) = h.shape[1], results
+        of_n = d_gates[..., 2 * size :] * active[..., :size]  # the reset gate acts after the product
+        of_n = of_n if upstream[2] is None else of_n + upstream[2][..., 3 * size :]
+        d_product = torch.cat([d_gates[..., : 2 * size], of_n], -1)
+        d_hidden += sparse_gradients(d_product, hidden, output, h, batch_sizes, ctx.reverse)
     return d_gates, d_hidden, d_bias if weights and bias_n is not None else None, d_h, None, None, None
 
 

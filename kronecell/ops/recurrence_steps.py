@@ -58,13 +58,12 @@ def all_before(states: Tensor, first_state: Tensor, steps: Sequence[tuple[int, i
 
 
 def product(h: Tensor, hidden: Sequence[Tensor]) -> Tensor:
-    """h U^T."""
+    """h U^T for U as [U], [In, Out] or [In, Out, S], a sum."""
     if len(hidden) == 1:
         return h @ hidden[0].t()
     narrow, Out = h @ hidden[0].t(), hidden[1]
-    if Out.dim() == 2:
-        return narrow @ Out
-    return _by_gate(narrow, Out)
+    wide = narrow @ Out if Out.dim() == 2 else _by_gate(narrow, Out)
+    return wide if len(hidden) == 2 else wide + h @ hidden[2].t()
 
 
 def _by_gate(x: Tensor, factors: Tensor) -> Tensor:
@@ -82,14 +81,15 @@ def product_back(upstream: Tensor, hidden: Sequence[Tensor]) -> Tensor:
     """The gradient of h in h U^T."""
     if len(hidden) == 1:
         return upstream @ hidden[0]
-    return _to_narrow(upstream, hidden[1]) @ hidden[0]
+    back = _to_narrow(upstream, hidden[1]) @ hidden[0]
+    return back if len(hidden) == 2 else back + upstream @ hidden[2]
 
 
 def hidden_gradients(upstream: Tensor, before: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The gradients of U and nothing, or In and Out, from those of all rows of h U^T and the states h before them."""
     if len(hidden) == 1:
         return upstream.t() @ before, nothing(before)
-    In, Out = hidden
+    In, Out, *_ = hidden
     narrow = before @ In.t()
     if Out.dim() == 2:
         of_out = narrow.t() @ upstream

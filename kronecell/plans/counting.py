@@ -17,6 +17,7 @@ class Cost:
     macs: int
     dense_macs: int
     hoisted_macs: int = 0
+    index_bytes: int = 0  # of the places of sparse entries, whose values are among the parameters
 
     @property
     def ratio(self) -> float:
@@ -35,6 +36,7 @@ class Cost:
             self.macs + other.macs,
             self.dense_macs + other.dense_macs,
             self.hoisted_macs + other.hoisted_macs,
+            self.index_bytes + other.index_bytes,
         )
 
     def __str__(self) -> str:
@@ -42,4 +44,5 @@ class Cost:
             f"{self.params:,} parameters ({self.ratio:,.1f}x fewer than {self.dense_params:,}), "
             f"{self.macs:,} multiply-adds a row (dense {self.dense_macs:,}), "
             f"{self.hoisted_macs:,} once per weight update"
+            + (f", {self.index_bytes:,} bytes of indices" if self.index_bytes else "")
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 from kronecell.deploy import records
 from kronecell.errors import KronecellError
-from kronecell.formats import Format, parse
+from kronecell.formats import Format, parse, split_doping
 from kronecell.formats.recipes import layer_formats
 from kronecell.training.classifier import CELLS, NORMALISATIONS, VideoClassifier
 from kronecell.training.loop import TrainSettings, check_settings
@@ -155,9 +155,10 @@ class Experiment:
 
     def recipe(self) -> str:
         """The format's kind and ranks without its modes."""
-        kind, _, options = self.format.partition(":")
+        structure = split_doping(self.format)[1]
+        kind, _, options = structure.partition(":")
         kept = [part for part in options.split(",") if part.strip()[:2] not in ("m=", "n=")]
-        return f"{kind}:{','.join(kept)}" if kept else kind
+        return self.format.removesuffix(structure) + (f"{kind}:{','.join(kept)}" if kept else kind)
 
     def preprocessing(self) -> Preprocessing:
         """How clips become frames."""

@@ -15,6 +15,7 @@ from torch import nn
 import kronecell as kc
 from kronecell.deploy.atomic import remove_temporaries
 from kronecell.deploy.modules import CONFIG, TENSORS
+from tests.nn.ecosystem_cases import grown
 
 
 def modules() -> dict[str, nn.Module]:
@@ -27,6 +28,7 @@ def modules() -> dict[str, nn.Module]:
             input_format=["kcp:K=2,CA=2,CB=2,tie=all", None], hidden_format="tt:r=2", hidden_shared=False,
         ),
         "gru": kc.GRU(23, 16, bias=False, input_format="tt:r=2", pad_input=True, recurrence="loop").bfloat16(),
+        "doped": grown(kc.LSTM(24, 16, input_format="doped:0.05+kcp:K=2,CA=2,CB=2", hidden_format="doped:0.02+kt:K=1")),
         "dense": kc.LSTM(6, 5),
     }  # fmt: skip
 

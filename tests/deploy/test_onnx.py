@@ -12,6 +12,7 @@ from torch import nn
 
 import kronecell as kc
 from kronecell.deploy import onnx as export_module
+from tests.nn.ecosystem_cases import grown
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -64,11 +65,19 @@ CASES = {
     "layers": (lambda: kc.LSTM(12, 8, 2, bidirectional=True, input_format=KCP, hidden_format=TT), "LSTM"),
     "gru": (lambda: kc.GRU(12, 8, input_format=KCP, shared=True), "GRU"),
     "scan": (lambda: kc.LSTM(12, 8, input_format=TT, bias=False), "Scan"),
+    "doped": (
+        lambda: grown(kc.LSTM(12, 8, input_format=f"doped:0.05+{KCP}", hidden_format="doped:0.02+kt:K=1")),
+        "Scan",
+    ),
+    "doped-gru": (
+        lambda: grown(kc.GRU(12, 8, input_format=f"doped:0.05,block=4+{KCP}", hidden_format="doped:0.1+tt:r=2")),
+        "Scan",
+    ),
     "projection": (lambda: kc.LSTM(12, 8, proj_size=4, batch_first=True, input_format=KCP), "Scan"),
 }
 
 
-QUICK = {("lstm", False), ("gru", True), ("scan", False)}  # the others run with the slow tests
+QUICK = {("lstm", False), ("gru", True), ("scan", False), ("doped", False)}  # the others run with the slow tests
 GRID = [
     pytest.param(name, densify, marks=() if (name, densify) in QUICK else pytest.mark.slow)
     for name in CASES
@@ -94,7 +103,7 @@ def test_the_file_gives_the_module_s_outputs_at_other_lengths(name: str, densify
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     found = operators(path)
     assert "Einsum" not in found
-    assert ("LSTM" if name == "scan" and densify else node) in found
+    assert ("LSTM" if node == "Scan" and name != "projection" and densify else node) in found
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
+from kronecell.ops import flops as flops  # registers what is counted
 from kronecell.ops.contract import execute
-from tests.cases import KINDS, dense_product, formats
+from tests.cases import KINDS, dense_product, drawn, formats
 
 ROWS = 3
 
@@ -29,20 +30,25 @@ def test_every_order_is_the_dense_product_with_its_gradients_at_its_count(kind: 
     def law(fmt: kc.Format, gating: tuple[int, bool], seed: int) -> None:
         gates, shared = gating
         generator = torch.Generator().manual_seed(seed)
-        factors = fmt.init(generator, dtype=torch.float64, gates=gates, shared=shared)
-        assert sum(t.numel() for t in factors.values()) == fmt.network(gates, shared).num_params
+        factors = drawn(fmt, generator, dtype=torch.float64, gates=gates, shared=shared)
+        trained = [t for t in factors.values() if t.is_floating_point() and t.numel()]
+        assert sum(t.numel() for t in trained) == fmt.params(gates, shared)
+        sparse = fmt.sparse(gates)
+        entries = 0 if sparse is None else sparse.num_values
         x = torch.randn(ROWS, fmt.M, generator=generator, dtype=torch.float64)
         weights = torch.randn(ROWS, gates * fmt.N, generator=generator, dtype=torch.float64)
-        leaves = [x.requires_grad_(), *(t.requires_grad_() for t in factors.values())]
+        leaves = [x.requires_grad_(), *(t.requires_grad_() for t in trained)]
         expected = dense_product(fmt, x, factors, gates, shared)
         wanted = torch.autograd.grad((expected * weights).sum(), leaves)
         for order in orders_of(fmt):
             plan = fmt.plan(order, ROWS, gates=gates, shared=shared)
             with FlopCounterMode(display=False) as counter:
-                y = execute(plan, x, factors)
-            assert counter.get_total_flops() == 2 * plan.total_macs, order
-            wide = execute(replace(plan, wide=True), x, factors)
-            for name, result in {order: y, f"{order} wide": wide}.items():
+                y = fmt.matmul(x, factors, order, gates=gates, shared=shared)
+            assert counter.get_total_flops() == 2 * (plan.total_macs + ROWS * entries), order
+            results = {order: y}
+            if not entries:
+                results[f"{order} wide"] = execute(replace(plan, wide=True), x, factors)
+            for name, result in results.items():
                 torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
                 for got, want in zip(torch.autograd.grad((result * weights).sum(), leaves), wanted, strict=True):
                     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
@@ -65,7 +71,7 @@ def test_any_leading_shape_gives_the_same_rows(kind: str) -> None:
     @settings(max_examples=15)
     @given(formats(kind))
     def law(fmt: kc.Format) -> None:
-        factors = fmt.init(torch.Generator().manual_seed(0), dtype=torch.float64)
+        factors = drawn(fmt, torch.Generator().manual_seed(0), dtype=torch.float64)
         x = torch.randn(2, 3, 2, fmt.M, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         y = fmt.matmul(x, factors)
         assert y.shape == (2, 3, 2, fmt.N)
@@ -77,13 +83,21 @@ def test_any_leading_shape_gives_the_same_rows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("text", ["tt:m=4x3,n=2x2,r=2", "kcp:m=4x3x2,n=2x2x2,K=2,CA=2,CB=2", "ht:m=2x3x2,n=2x2x2,r=2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tt:m=4x3,n=2x2,r=2",
+        "kcp:m=4x3x2,n=2x2x2,K=2,CA=2,CB=2",
+        "ht:m=2x3x2,n=2x2x2,r=2",
+        "doped:0.2+tt:m=4x3,n=2x2,r=2",
+    ],
+)
 def test_every_float_dtype_is_kept(dtype: torch.dtype, text: str) -> None:
     fmt = kc.parse(text)
-    factors = fmt.init(torch.Generator().manual_seed(0), dtype=dtype)
+    factors = drawn(fmt, torch.Generator().manual_seed(0), dtype=dtype)
     x = torch.ones(2, fmt.M, dtype=dtype)
     y = fmt.matmul(x, factors)
-    exact = x.double() @ fmt.to_dense({name: t.double() for name, t in factors.items()})
+    exact = x.double() @ fmt.to_dense({name: t.double() if t.is_floating_point() else t for name, t in factors.items()})
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), exact, rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
 

@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 import kronecell as kc
+from kronecell.nn.sparse import SparseMatrix
 from tests.nn.recurrent_cases import flat
 
 KCP, TT, BT = "kcp:K=2,CA=2,CB=2", "tt:r=2", "bt:r=2,P=2"
+
+
+def grown(module: nn.Module) -> nn.Module:
+    """The module with sparse parts that are not zero."""
+    for part in module.modules():
+        if isinstance(part, SparseMatrix):
+            nn.init.normal_(part.entries, std=0.3)
+    return module
+
 
 # All take (3, 2, 12): three steps of two rows, or six rows.
 BUILD: dict[str, Callable[[], nn.Module]] = {
@@ -26,6 +36,10 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "gru-kcp": lambda: kc.GRU(12, 8, input_format=KCP, shared=True),
     "gru-tt": lambda: kc.GRU(12, 8, input_format=TT, hidden_format="lowrank:r=2"),
     "gru-deep": lambda: kc.GRU(12, 8, 2, bidirectional=True, batch_first=True, input_format=TT),
+    "lstm-doped": lambda: grown(kc.LSTM(12, 8, input_format=f"doped:0.1+{TT}", hidden_format="doped:0.03+lowrank:r=2")),
+    "gru-doped": lambda: grown(
+        kc.GRU(12, 8, input_format=f"doped:0.05,block=4+{KCP}", hidden_format=f"doped:0.1+{TT}")
+    ),
     "lstm-loop": lambda: kc.LSTM(12, 8, input_format=TT, hidden_format=TT, recurrence="loop"),
 }
 NAMES = [*BUILD]

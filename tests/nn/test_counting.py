@@ -67,6 +67,9 @@ MATRICES = [
     "kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2",
     "tt:m=8x20x20x18,n=4x4x4x4,r=4",
     "ht:m=8x20x20x18,n=4x4x4x4,r=4",
+    "doped:0.02+kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2",
+    "doped:0.05,block=4+lowrank:m=96,n=64,r=2",
+    "doped:0.5+lowrank:m=96,n=64,r=2",
 ]
 
 
@@ -104,6 +107,8 @@ HIDDEN = {
     "U as two narrow products of each gate": "kcp:K=1,CA=2,CB=2",
     "U made dense": "tt:r=2",
     "U made dense of many ranks": "lowrank:r=15",
+    "U and a few entries": "doped:0.02+lowrank:r=2",
+    "U and many entries": "doped:0.3+lowrank:r=2",
 }
 
 

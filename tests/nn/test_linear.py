@@ -22,6 +22,8 @@ SMALL = [
     "kcp:m=2x3x2,n=2x2x1,K=2,CA=2,CB=2",
     "kcp:m=2x3,n=2x2,K=2,CA=2x1,CB=1x2",
     "kcp:m=2x3x2,n=2x2x1,K=2,CA=2,CB=1,tie=all",
+    "doped:0.3+kt:m=2x3,n=2x2,K=1",
+    "doped:0.3,block=2+tt:m=2x3,n=2x2,r=2",
 ]
 
 

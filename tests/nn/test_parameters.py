@@ -50,11 +50,11 @@ def new_parameters(module: nn.Module) -> None:
 
 
 def loaded(module: nn.Module) -> None:
-    module.load_state_dict({name: tensor * 1.5 for name, tensor in module.state_dict().items()})
+    module.load_state_dict(module.state_dict() | {name: p * 1.5 for name, p in module.named_parameters()})
 
 
 def assigned(module: nn.Module) -> None:
-    module.load_state_dict({name: tensor * 1.5 for name, tensor in module.state_dict().items()}, assign=True)
+    module.load_state_dict(module.state_dict() | {name: p * 1.5 for name, p in module.named_parameters()}, assign=True)
 
 
 def vector(module: nn.Module) -> None:

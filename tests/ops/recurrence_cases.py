@@ -12,11 +12,13 @@ from torch.nn.utils.rnn import PackedSequence
 from kronecell.ops.recurrence import gru, lstm
 
 GATES = {"lstm": 4, "gru": 3}
+FORMS = ("dense", "split", "gated", "doped split", "doped gated")
+BLOCKS = {"doped split": 1, "doped gated": 1}  # outputs that share an index
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. `lengths` makes it a packed sequence; the form of U is dense, split or gated."""
+    """One call. `lengths` makes it a packed sequence; the form of U is one of FORMS."""
 
     cell: str
     form: str = "dense"
@@ -60,15 +62,22 @@ class Inputs:
     upstream: list[Tensor] = field(default_factory=list)
 
     @property
+    def weights(self) -> list[Tensor]:
+        """Those of U that gradients are taken of: not the places of a sparse part."""
+        return [part for part in self.hidden if part.is_floating_point()]
+
+    @property
     def tensors(self) -> list[Tensor]:
         """Those that gradients are taken of."""
-        some = [self.gates, *self.hidden, self.h, self.c, self.project, self.bias_n]
+        some = [self.gates, *self.weights, self.h, self.c, self.project, self.bias_n]
         return [tensor for tensor in some if tensor is not None]
 
     def to(self, dtype: torch.dtype, grad: bool = True) -> Inputs:
         """Copies as leaves of another dtype."""
 
         def copy(tensor: Tensor | None) -> Any:
+            if tensor is not None and not tensor.is_floating_point():
+                return tensor
             return None if tensor is None else tensor.detach().to(dtype, copy=True).requires_grad_(grad)
 
         return replace(
@@ -110,13 +119,17 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     gates, size, width, batch = GATES[case.cell], case.hidden, case.width, len(case.lengths) or case.batch
     if case.form == "dense":
         hidden = [normal(gates * size, width, scale=width**-0.5)]
-    elif case.form == "split":
+    elif "split" in case.form:
         hidden = [normal(case.rank, width, scale=width**-0.5), normal(case.rank, gates * size, scale=case.rank**-0.5)]
     else:
         hidden = [
             normal(gates * case.rank, width, scale=width**-0.5),
             normal(gates, case.rank, size, scale=case.rank**-0.5),
         ]
+    if "doped" in case.form:
+        count, block = max(1, size * width // 5), BLOCKS[case.form]
+        places = torch.randperm(gates * size // block * width, generator=generator)[:count].sort().values
+        hidden += [normal(count, block, scale=0.5), places]
     sizes = [sum(length > t for length in case.lengths) for t in range(max(case.lengths, default=0))]
     inputs = Inputs(case, normal(*case.rows, gates * size), hidden, normal(batch, width))
     if case.cell == "lstm":
@@ -135,10 +148,21 @@ def dense(hidden: list[Tensor]) -> Tensor:
     """U (gates * H, P) of any form."""
     if len(hidden) == 1:
         return hidden[0]
-    In, Out = hidden
+    In, Out, *sparse = hidden
     if Out.dim() == 2:
-        return Out.t() @ In
-    return (Out.transpose(1, 2) @ In.unflatten(0, Out.shape[:2])).flatten(0, 1)
+        U = Out.t() @ In
+    else:
+        U = (Out.transpose(1, 2) @ In.unflatten(0, Out.shape[:2])).flatten(0, 1)
+    if not sparse:
+        return U
+    values, places = sparse
+    rows = [torch.zeros_like(U[0]) for _ in U]
+    for value, place in zip(values, places.tolist(), strict=True):
+        for i, number in enumerate(value):
+            one = torch.nn.functional.one_hot(torch.tensor(place % U.shape[1]), U.shape[1]).to(U)
+            row = place // U.shape[1] * len(value) + i
+            rows[row] = rows[row] + number * one
+    return U + torch.stack(rows)
 
 
 def oracle(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -184,7 +208,7 @@ def cases() -> list[Case]:
     """Every layout in every form, direction and cell; projections of the LSTM."""
     found = []
     for layout in LAYOUTS:
-        for form in ("dense", "split", "gated"):
+        for form in FORMS:
             for reverse in (False, True):
                 for cell in ("lstm", "gru"):
                     found.append(replace(layout, form=form, reverse=reverse, cell=cell, bias=layout.steps != 7))
@@ -194,7 +218,7 @@ def cases() -> list[Case]:
 
 SMALL = [
     replace(case, form=form, hidden=3)
-    for form in ("dense", "split", "gated")
+    for form in FORMS
     for case in (
         Case("lstm", projection=2),
         Case("lstm", reverse=True),

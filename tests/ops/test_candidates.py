@@ -10,13 +10,13 @@ from torch import Tensor
 
 import kronecell as kc
 from kronecell.ops.contract import apply, execute, prepare
-from tests.cases import KINDS, dense_product, formats
+from tests.cases import STRUCTURES, dense_product, formats
 from tests.ops.plan_cases import CHUNKS, F64, GATINGS, assert_same, derivatives, every_plan, leaves_of
 
 ROWS = st.sampled_from([1, 2, 7])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STRUCTURES)
 def test_every_plan_is_the_dense_product_with_first_and_second_derivatives(kind: str) -> None:
     @settings(max_examples=5)
     @given(formats(kind), st.sampled_from(GATINGS), ROWS)
@@ -33,7 +33,7 @@ def test_every_plan_is_the_dense_product_with_first_and_second_derivatives(kind:
     law()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STRUCTURES)
 def test_bytes_are_numbers_from_0_to_1_in_every_plan(kind: str) -> None:
     @settings(max_examples=4)
     @given(formats(kind), st.sampled_from(GATINGS), ROWS)
@@ -48,7 +48,7 @@ def test_bytes_are_numbers_from_0_to_1_in_every_plan(kind: str) -> None:
     law()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STRUCTURES)
 def test_operands_can_be_prepared_once_and_applied_to_any_number_of_rows(kind: str) -> None:
     @settings(max_examples=4)
     @given(formats(kind), st.sampled_from(GATINGS))

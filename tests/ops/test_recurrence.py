@@ -158,7 +158,7 @@ def test_nothing_to_do(cell: str, form: str, steps: int, batch: int) -> None:
     assert results[0].shape == (steps, batch, 5)
     assert torch.equal(results[1], inputs.h)
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in inputs.tensors]
-    assert all(not gradient.any() for gradient in found[1 : 1 + len(inputs.hidden)])
+    assert all(not gradient.any() for gradient in found[1 : 1 + len(inputs.weights)])
 
 
 @KERNELS

@@ -1,0 +1,111 @@
+"""Products with a sparse matrix S (outputs, inputs): kronecell::sparse_linear and its gradients.
+
+values     (count, block): blocks of entries that lie under each other, in consecutive outputs of one input.
+places     (count,), int64, ascending: block number p of S holds outputs p // inputs * block + 0 ... block - 1 of input
+           p % inputs.
+
+The gradient is to the values alone: what is not stored has none. The compiled kernels are in csrc/sparse.cpp; the
+recurrences take the same two tensors after In and Out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from kronecell.ops.recurrence_steps import Optional, all_before, flat_rows, steps_of
+from kronecell.ops.registration import operator
+
+
+def dense_of(values: Tensor, places: Tensor, outputs: int, inputs: int) -> Tensor:
+    """S as a dense matrix; differentiable."""
+    block = values.shape[1]
+    rows = values.new_zeros(outputs // block * inputs, block).index_copy(0, places, values)
+    return rows.reshape(-1, inputs, block).transpose(1, 2).reshape(outputs, inputs)
+
+
+def values_of(dense: Tensor, places: Tensor, block: int) -> Tensor:
+    """The blocks (count, block) that a dense matrix has at these places."""
+    outputs, inputs = dense.shape
+    return dense.reshape(outputs // block, block, inputs).transpose(1, 2).reshape(-1, block)[places]
+
+
+def _linear_reference(x: Tensor, values: Tensor, places: Tensor, outputs: int, start: Optional) -> Tensor:
+    """start + x S^T for x (rows, inputs)."""
+    y = x @ dense_of(values, places, outputs, x.shape[1]).t()
+    return y if start is None else start + y
+
+
+def _linear_fake(x: Tensor, values: Tensor, places: Tensor, outputs: int, start: Optional) -> Tensor:
+    return x.new_empty(x.shape[0], outputs)
+
+
+def _back_reference(upstream: Tensor, values: Tensor, places: Tensor, inputs: int) -> Tensor:
+    """upstream (rows, outputs) S: the gradient of x."""
+    return upstream @ dense_of(values, places, upstream.shape[1], inputs)
+
+
+def _back_fake(upstream: Tensor, values: Tensor, places: Tensor, inputs: int) -> Tensor:
+    return upstream.new_empty(upstream.shape[0], inputs)
+
+
+def _gradient_reference(upstream: Tensor, x: Tensor, places: Tensor, block: int) -> Tensor:
+    """The gradient of the values: what upstream^T x has at their places."""
+    return values_of(upstream.t() @ x, places, block)
+
+
+def _gradient_fake(upstream: Tensor, x: Tensor, places: Tensor, block: int) -> Tensor:
+    return x.new_empty(places.shape[0], block)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, values, places, _, _ = inputs
+    ctx.save_for_backward(x, values, places)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Optional, Optional, None, None, Optional]:
+    x, values, places = ctx.saved_tensors
+    of_x, of_values, _, _, of_start = ctx.needs_input_grad
+    return (
+        sparse_back(upstream, values, places, x.shape[1]) if of_x else None,
+        sparse_gradient(upstream, x, places, values.shape[1]) if of_values else None,
+        None,
+        None,
+        upstream if of_start else None,
+    )
+
+
+sparse_back = operator(
+    "sparse_back(Tensor upstream, Tensor values, Tensor places, int inputs) -> Tensor", _back_reference, _back_fake
+)
+sparse_gradient = operator(
+    "sparse_gradient(Tensor upstream, Tensor x, Tensor places, int block) -> Tensor",
+    _gradient_reference,
+    _gradient_fake,
+)
+sparse_linear = operator(
+    "sparse_linear(Tensor x, Tensor values, Tensor places, int outputs, Tensor? start) -> Tensor",
+    _linear_reference,
+    _linear_fake,
+    setup=_setup,
+    backward=_gradient,
+)
+
+
+def with_dense_part(hidden: Sequence[Tensor], outputs: int, inputs: int) -> Sequence[Tensor]:
+    """[In, Out, values, places] of a recurrence as [In, Out, S] with S dense; anything else as it is."""
+    if len(hidden) != 4:
+        return hidden
+    In, Out, values, places = hidden
+    return [In, Out, dense_of(values, places, outputs, inputs)]
+
+
+def sparse_gradients(
+    upstream: Tensor, hidden: Sequence[Tensor], output: Tensor, h: Tensor, batch_sizes: Optional, reverse: bool
+) -> list[Optional]:
+    """Of the values of S, from the gradients of all rows of h U^T, and of their places, which have none."""
+    rows, states = flat_rows(upstream, batch_sizes), flat_rows(output, batch_sizes)
+    before = all_before(states, h, steps_of(len(rows), len(h), batch_sizes, reverse), reverse)
+    return [sparse_gradient(rows, before, hidden[3], hidden[2].shape[1]), None]
