@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.nn.freeze import freeze
     from kronecell.nn.linear import TensorLinear
     from kronecell.nn.quantize import dequantize, quantize
+    from kronecell.nn.rates import param_groups
     from kronecell.nn.rnn import GRU, LSTM
     from kronecell.ops.tune import tune
     from kronecell.plans.counting import Cost
@@ -45,6 +46,7 @@ _CONTENTS = {
     "nn.counting": ("count",),
     "plans.counting": ("Cost",),
     "nn.linear": ("TensorLinear",),
+    "nn.rates": ("param_groups",),
     "nn.rnn": ("GRU", "LSTM"),
     "nn.freeze": ("freeze",),
     "nn.quantize": ("dequantize", "quantize"),
@@ -99,6 +101,7 @@ __all__ = [
     "freeze",
     "load",
     "load_choices",
+    "param_groups",
     "parse",
     "quantize",
     "save",

@@ -111,7 +111,7 @@ def _networks(what: str, frames: int) -> tuple[Any, Any, tuple[int, int], Any]:
         }
         cell = "lstm" if isinstance(rnn, kc.LSTM) else "gru"
         dense = VideoClassifier(rnn.input_size, rnn.hidden_size, len(model.class_names), cell=cell, **same).eval()
-        steps = model.preprocessing.frames if model.preprocessing else frames
+        steps = (model.preprocessing.frames if model.preprocessing else 0) or frames  # 0: it reads whole clips
         return model, dense, (steps, rnn.input_size), torch.uint8
     if isinstance(model, (kc.LSTM, kc.GRU)):
         return model, model.to_dense().eval(), (frames, model.input_size), torch.float32

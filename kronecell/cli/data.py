@@ -14,13 +14,13 @@ from kronecell.errors import KronecellError
 
 app = typer.Typer(help="Video data: verify, prepare, extract, synthetic.", no_args_is_help=True)
 
-LAYOUT = typer.Option("auto", help="auto, ucf11, ucf50 (also UCF101), ycf or folder.")
+LAYOUT = typer.Option("auto", help="auto, ucf11, ucf50 (also UCF101), ycf, avletters or folder.")
 MANIFEST = typer.Option(None, help="Where to write the manifest; default NAME-manifest.json here.")
 WORKERS = typer.Option(None, min=1, help="Decoding processes; the default is one per core.")
 TIME_LIMIT = typer.Option(120.0, min=0.1, help="Seconds one file may take.")
 FOLDS = typer.Option(5, min=2, help="Folds for cross validation; training uses them.")
 FOLD_SEED = typer.Option(0, min=0, help="Seed of the folds.")
-FOLD_METHOD = typer.Option("group", help="group: no group in two folds. random: as the paper seems to do.")
+FOLD_METHOD = typer.Option("group", help="group, random (as the paper seems to), talker, repetition.")
 AS_JSON = typer.Option(False, "--json", help="One JSON document on stdout, nothing else.")
 
 

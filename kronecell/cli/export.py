@@ -63,6 +63,11 @@ def write_onnx(classifier: Any, target: Path, dense: bool = False) -> tuple[Any,
 
     p = classifier.preprocessing
     frames, segments = (p.frames, p.segments) if p is not None else (6, 10)
+    if frames == 0:
+        raise KronecellError(
+            "this classifier reads whole clips of any length, and an ONNX file a fixed number of frames; train with "
+            "frames=6 or another number to export it"
+        )
     example = torch.zeros(segments, frames, classifier.rnn.input_size, dtype=torch.uint8)
     # torch's exporter logs a line for each operator of torchvision where that is not installed, and, when it fails, its
     # whole graph; the error that it raises says what a person can use.

@@ -17,6 +17,7 @@ import numpy as np
 from kronecell.errors import DataError
 
 SHORT = 0.5
+WHOLE = 120  # frames of a whole clip: those that a store keeps unless it is told otherwise
 PIXEL_SCALE = 1.0 / 255.0  # x.float() * PIXEL_SCALE is in [0, 1]; a linear layer can absorb it: (a x) W = x (a W)
 
 

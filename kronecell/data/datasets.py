@@ -32,6 +32,7 @@ SKIPPED_FOLDERS = frozenset({"annotation", "annotations", "__macosx"})  # UCF11 
 UCF11_GROUP = re.compile(r"v_.+_\d+")  # v_walk_dog_07
 UCF50_FILE = re.compile(r"v_(?P<label>.+)_(?P<group>g\d+)_c\d+", re.IGNORECASE)  # v_BaseballPitch_g01_c04
 YCF_FILE = re.compile(r"\d+_(?P<video>\d+)_\d+_(?P<person>\D.*)")  # 0193_01_004_bill_clinton
+AVLETTERS_FILE = re.compile(r"(?P<talker>[^\W\d_]+)_\d+")  # A/Anya_1
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def find_dataset(path: str | os.PathLike[str], layout: str = "auto") -> Dataset:
     """The data set in a folder or in a CSV list; nothing is opened, so a damaged video is still a clip here.
 
     A clip is a video, a .npy or .npz file, or a folder of pictures. Layouts: ``ucf11`` (class/v_x_GG/clip), ``ucf50``
-    (Class/v_Class_gGG_cCC, also UCF101), ``ycf`` (flat, SSSS_VV_CCC_name), ``folder`` (class/clip or
-    class/group/clip), ``auto`` (the first of these that fits).
+    (Class/v_Class_gGG_cCC, also UCF101), ``ycf`` (flat, SSSS_VV_CCC_name), ``avletters`` (letter/Talker_repetition),
+    ``folder`` (class/clip or class/group/clip), ``auto`` (the first of these that fits).
     """
     root = Path(path)
     if layout != "auto" and layout not in LAYOUTS:
@@ -204,6 +205,14 @@ def _ycf(parts: tuple[str, ...]) -> tuple[str, str] | None:
     return match["person"].lower(), match["video"]
 
 
+def _avletters(parts: tuple[str, ...]) -> tuple[str, str] | None:
+    match = AVLETTERS_FILE.fullmatch(_stem(parts[-1]))
+    # One letter: a folder of own videos named clip_1, clip_2 is no group of one talker.
+    if match is None or len(parts) != 2 or not re.fullmatch("[A-Za-z]", parts[0]):
+        return None
+    return parts[0], match["talker"]
+
+
 def _folder(parts: tuple[str, ...]) -> tuple[str, str] | None:
     if len(parts) < 2:
         return None
@@ -215,6 +224,7 @@ LAYOUTS: dict[str, Callable[[tuple[str, ...]], tuple[str, str] | None]] = {
     "ucf11": _ucf11,
     "ucf50": _ucf50,
     "ycf": _ycf,
+    "avletters": _avletters,
     "folder": _folder,
 }
 

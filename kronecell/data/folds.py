@@ -7,6 +7,7 @@ of the clips, on the platform, or on a library version.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from kronecell.data.datasets import Clip
 from kronecell.errors import DataError
 
-METHODS = ("group", "random")
+REPETITION = re.compile(r"_(\d+)(\.[^./]*)?$")
+METHODS = ("group", "random", "talker", "repetition")
 
 
 def make_folds(clips: Sequence[Clip], k: int = 5, seed: int = 0, method: str = "group") -> tuple[int, ...]:
@@ -22,17 +24,22 @@ def make_folds(clips: Sequence[Clip], k: int = 5, seed: int = 0, method: str = "
 
     ``group`` keeps all clips of a group in one fold (the default: clips of one source video look alike, splitting them
     leaks the answer). ``random`` ignores groups, as the paper seems to do; its accuracies are not comparable.
-    Both spread every class over the folds as evenly as the groups allow.
+    ``talker`` keeps groups of the same name together in all classes: nobody is in two folds. All three spread every
+    class over the folds as evenly as the groups allow. ``repetition`` makes one fold of each number that names of
+    clips end in (Anya_1, Anya_2, ...): k is their count, and the seed is not used.
     """
     if method not in METHODS:
-        raise DataError(f"unknown fold method '{method}'; use {' or '.join(METHODS)}")
+        raise DataError(f"unknown fold method '{method}'; use {', '.join(METHODS)}")
     if k < 2:
         raise DataError(f"cannot make {k} folds; give k >= 2")
+    if method == "repetition":
+        return _repetitions(clips, k)
     members: dict[str, list[int]] = defaultdict(list)
     for position, clip in enumerate(clips):
-        members[clip.group if method == "group" else clip.name].append(position)
+        name = {"group": clip.group, "talker": clip.group.partition("/")[2]}.get(method, clip.name)
+        members[name].append(position)
     if len(members) < k:
-        kind = "groups" if method == "group" else "clips"
+        kind = {"group": "groups", "talker": "talkers"}.get(method, "clips")
         raise DataError(f"cannot make {k} folds of {len(members)} {kind}; give more videos or a smaller k")
     folds = [0] * len(clips)
     per_class = [Counter[int]() for _ in range(k)]  # clips of each class in each fold
@@ -51,6 +58,20 @@ def make_folds(clips: Sequence[Clip], k: int = 5, seed: int = 0, method: str = "
         for position in members[name]:
             folds[position] = fold
     return tuple(folds)
+
+
+def _repetitions(clips: Sequence[Clip], k: int) -> tuple[int, ...]:
+    numbers = []
+    for clip in clips:
+        match = REPETITION.search(clip.name)
+        if match is None:
+            raise DataError(f"folds by repetition need names that end in one, such as Anya_1.avi; got {clip.name}")
+        numbers.append(int(match[1]))
+    found = sorted({*numbers})
+    if len(found) != k:
+        shown = ", ".join(map(str, found[:8]))
+        raise DataError(f"cannot make {k} folds of the repetitions {shown}; give k = {len(found)}")
+    return tuple(found.index(number) for number in numbers)
 
 
 def folds_record(clips: Sequence[Clip], k: int, seed: int, method: str) -> dict[str, Any] | None:

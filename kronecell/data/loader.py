@@ -9,7 +9,7 @@ have seen.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,12 +28,14 @@ class Batch:
     """``x`` uint8 (B, frames, H*W*3), or (B, 10, frames, H*W*3) to validate; ``y`` int64 (B,); ``names`` of the clips.
 
     ``valid`` is False for the samples that only fill the last validation batch, so that a score can leave them out.
+    ``lengths`` (B,) says how many frames each of whole clips has; x is filled up with zeros to the longest.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     names: tuple[str, ...]
     valid: torch.Tensor
+    lengths: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -47,6 +49,7 @@ class Loader:
     validation keeps the order, gives the 10 segments of each video, and marks what fills the last batch as not valid.
     A clip that cannot be read is replaced by the next one that can (of the same class, if possible) and reported once
     in ``replaced``: every rank makes the same number of steps whatever the files do. ``workers`` threads read ahead.
+    ``frames=0`` gives whole clips: all stored frames, x (B, longest, H*W*C), or (B, 1, longest, H*W*C) to validate.
     """
 
     def __init__(
@@ -75,8 +78,8 @@ class Loader:
             raise DataError(f"rank must be 0 to world_size - 1, got rank {rank} of {world_size}")
         if batch_size < 1 or batch_size % world_size:
             raise DataError(f"batch_size {batch_size} must be a positive multiple of world_size {world_size}")
-        if frames < 1 or workers < 0 or segments < 1:
-            raise DataError(f"need frames >= 1, segments >= 1, workers >= 0; got {frames}, {segments}, {workers}")
+        if frames < 0 or workers < 0 or segments < 1:
+            raise DataError(f"need frames >= 0, segments >= 1, workers >= 0; got {frames}, {segments}, {workers}")
         self.store, self.batch_size, self.seed, self.train, self.flip = store, batch_size, seed, train, flip
         self.rank, self.world_size, self.frames, self.workers, self.segments = (
             rank,
@@ -141,20 +144,46 @@ class Loader:
         share = self.batch_size // self.world_size
         first = step * self.batch_size + self.rank * share
         size = self.store.width * self.store.height * self.store.channels
+        if self.frames == 0:
+            return self._batch_of_whole_clips(order, first, share, size)
         shape = (share, self.frames, size) if self.train else (share, self.segments, self.frames, size)
         x = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin)
         pixels = x.numpy()
-        clips = [self._sample(order, first + row, pixels[row]) for row in range(share)]
-        y = torch.tensor([self.store.clips[i].class_index for i in clips], dtype=torch.int64)
-        valid = torch.arange(first, first + share) < len(self.indices)
-        return Batch(x, y, tuple(self.store.clips[i].name for i in clips), valid)
+        clips = []
+        for row in range(share):
 
-    def _sample(self, order: np.ndarray, position: int, out: np.ndarray) -> int:
-        """Read the sample at a position of the global order into ``out``; returns which clip it came from."""
+            def read(i: int, position: int = first + row, out: np.ndarray = pixels[row]) -> None:
+                self._read(i, position, out)
+
+            clips.append(self._sample(order, first + row, read))
+        return self._labelled(x, clips, first, None)
+
+    def _batch_of_whole_clips(self, order: np.ndarray, first: int, share: int, size: int) -> Batch:
+        found: list[np.ndarray] = []
+        clips = []
+        for row in range(share):
+
+            def read(i: int, position: int = first + row) -> None:
+                found.append(self._whole(i, position, size))
+
+            clips.append(self._sample(order, first + row, read))
+        lengths = torch.tensor([len(rows) for rows in found])
+        x = torch.zeros(share, int(lengths.max()), size, dtype=torch.uint8, pin_memory=self._pin)
+        for target, rows in zip(x.numpy(), found, strict=True):
+            target[: len(rows)] = rows
+        return self._labelled(x if self.train else x.unsqueeze(1), clips, first, lengths)
+
+    def _labelled(self, x: torch.Tensor, clips: list[int], first: int, lengths: torch.Tensor | None) -> Batch:
+        y = torch.tensor([self.store.clips[i].class_index for i in clips], dtype=torch.int64)
+        valid = torch.arange(first, first + len(clips)) < len(self.indices)
+        return Batch(x, y, tuple(self.store.clips[i].name for i in clips), valid, lengths)
+
+    def _sample(self, order: np.ndarray, position: int, read: Callable[[int], None]) -> int:
+        """Read the sample at a position of the global order by ``read``; returns which clip it came from."""
         clip = int(self.indices[order[position]])
         for i in self._candidates(clip):
             try:
-                self._read(i, position, out)
+                read(i)
                 return i
             except DataError as error:
                 self._report(i, error)
@@ -190,8 +219,20 @@ class Loader:
         self.store.read(
             i, self._positions(stored, total, frames_at(total, chance[1:], self.segments, self.spread)), out
         )
-        if self.flip and chance[0] < 0.5:
-            picture = out.reshape(self.frames, self.store.height, self.store.width, self.store.channels)
+        self._mirror(out, position)
+
+    def _whole(self, i: int, position: int, size: int) -> np.ndarray:
+        """All stored frames of a clip."""
+        count = len(self.store.indices(i))
+        out = np.empty((count, size), dtype=np.uint8)
+        self.store.read(i, np.arange(count), out)
+        if self.train:
+            self._mirror(out, position)
+        return out
+
+    def _mirror(self, out: np.ndarray, position: int) -> None:
+        if self.flip and self._chance[position][0] < 0.5:
+            picture = out.reshape(len(out), self.store.height, self.store.width, self.store.channels)
             picture[:] = picture[:, :, ::-1].copy()
 
     def _positions(self, stored: np.ndarray, total: int, numbers: np.ndarray) -> np.ndarray:

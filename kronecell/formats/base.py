@@ -237,6 +237,12 @@ class Format(ABC):
         factors[gated] *= (scales / common).to(work).reshape(-1, *[1] * (factors[gated].ndim - 1))
         return {name: tensor.to(dtype=dtype, device=device) for name, tensor in factors.items()}
 
+    @torch.no_grad()
+    def rms(self, factors: Mapping[str, Tensor], *, gates: int = 1, shared: Shared = False) -> float:
+        """Root mean square of the entries of W, over all gates; W is not formed."""
+        squares = self._squared_norm(self.network(gates, shared), factors)
+        return float((squares.mean() / (self.M * self.N)).sqrt())
+
     @staticmethod
     def _squared_norm(network: Network, factors: Mapping[str, Tensor]) -> Tensor:
         """Squared Frobenius norm of the dense matrix, one per gate, without forming it."""

@@ -164,9 +164,10 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
         except KronecellError as error:
             problem = str(error)
     hidden = number("hidden", fmt.N if fmt else 256)
-    width = fmt.M if fmt else number("width", 160) * number("height", 120) * 3
+    width = fmt.M if fmt else number("width", 160) * number("height", 120) * number("channels", 3)
     gates = GATES.get(str(config.get("cell", "lstm")), 4)
-    rows = number("frames", 6) * number("batch_size", 16)
+    frames = next((int(n) for run in runs if (n := number_of(run.result.get("frames")))), number("frames", 6))
+    rows = frames * number("batch_size", 16)
     dataset = str(config.get("dataset") or "")
     group = Group(
         label, tuple(runs), text, fmt, shared, dataset, gates, hidden, width, rows, problem, *_printed(

@@ -105,14 +105,14 @@ def evaluate_clips(
         raise DataError(f"{store.root}: has frames of {size}, the model needs {p}; prepare it with these sizes")
     position = {label: number for number, label in enumerate(_names_for(model, store))}
     indices = range(len(store)) if indices is None else indices
-    videos = max(1, batch_size // p.segments)
+    videos = max(1, batch_size // (p.segments if p.frames else 1))
     sampling = {"frames": p.frames, "segments": p.segments, "spread": p.spread}
     loader = Loader(store, indices, videos, seed=0, train=False, workers=1, **sampling)  # type: ignore[arg-type]
     confusion = np.zeros((len(position), len(position)), dtype=np.int64)
     names, answers, groups = [*position], [], set()
     group_of = {clip.name: clip.group for clip in store.clips}
     for done, batch in enumerate(loader, 1):
-        chances = segment_scores(model, batch.x, batch_size)
+        chances = segment_scores(model, batch.x, batch_size, batch.lengths)
         for chance, y, name, valid in zip(chances, batch.y, batch.names, batch.valid, strict=True):
             if valid:
                 label = store.classes[int(y)]

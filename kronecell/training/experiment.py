@@ -18,17 +18,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kronecell.data.folds import METHODS
 from kronecell.deploy import records
 from kronecell.errors import KronecellError
 from kronecell.formats import Format, parse, split_doping
 from kronecell.formats.recipes import layer_formats
-from kronecell.training.classifier import CELLS, NORMALISATIONS, VideoClassifier
+from kronecell.nn.rates import spectral_start
+from kronecell.training.classifier import CELLS, NORMALISATIONS, READOUTS, VideoClassifier
 from kronecell.training.loop import TrainSettings, check_settings
 from kronecell.training.predict import Preprocessing
 
 DEFAULTS = "defaults.toml"
 FOLDER = Path(__file__).resolve().parent / "experiments"
 DENSE = "dense"
+INITS = ("entries", "spectral")
 LARGEST = (2**53, 1e300)  # whole numbers, others
 
 
@@ -59,33 +62,49 @@ class Experiment:
     width: int = setting(160, "width of the frames", "smaller frames train faster")
     height: int = setting(120, "height of the frames")
     channels: int = setting(3, "3: colour; 1: grey", "grey where colour says nothing about the class")
-    frames: int = setting(6, "frames of a sample", "more for classes that only a longer motion tells")
+    frames: int = setting(
+        6,
+        "frames of a sample; 0: whole clips, packed, up to the 120 frames that a store keeps",
+        "more, or 0, for classes that only a longer motion tells",
+    )
     segments: int = setting(10, "parts of a validation clip whose probabilities are averaged")
     spread: bool = setting(
         True, "samples of clips shorter than segments * frames reach over half of the clip", "false: as release 0.1"
     )
     normalise: str = setting(
-        "pixel", "`pixel`: bytes to 0 to 1; `frame`: each frame to mean 0 and rms 1",
-        "`frame` where brightness says nothing",
+        "pixel", "`pixel`: bytes to 0 to 1; `frame`: each frame to mean 0 and rms 1; `clip`: all its frames together",
+        "`clip` or `frame` where brightness says nothing",
     )  # fmt: skip
     pixel_mean: float = setting(0.0, "subtracted from every pixel (of 0 to 1)", "to the mean of your frames")
     input_gain: float = setting(
         1.0, "factor of the normalised input", "sqrt(3 hidden / inputs) where training starts saturated"
     )
+    readout: str = setting(
+        "last", "what is classified: the `last` state, or the `mean` of all outputs", "`mean` for long clips"
+    )
     dropout: float = setting(
-        0.0, "part of the last state that is dropped", "0.3 to 0.5 where training accuracy is 100%"
+        0.0, "part of what is classified that is dropped", "0.3 to 0.5 where training accuracy is 100%"
     )
     order: str = setting("auto", "order of contraction, chosen by cost if auto", "to compare orders")
     flip: bool = setting(False, "half of the training samples are mirrored", "where left and right mean the same")
     folds: int = setting(0, "folds for cross validation; 0: as many as the store has")
     fold_method: str = setting(
-        "store", "`group`: no recording in two folds; `random`: as the paper's may be; `store`: as the store's"
+        "store",
+        "`group`: no recording in two folds; `random`: as the paper's may be; `talker`: no group of the same name; "
+        "`repetition`: by the number that names end in; `store`: as the store's",
     )
     fold_seed: int = setting(-1, "seed of the folds; negative: that of the store")
     batch_size: int = setting(16, "clips of a training step, over all processes")
     epochs: int = setting(400, "passes over the training clips", "fewer for a first look")
     learning_rate: float = setting(
         1e-3, "of Adam", "try 1e-3, 4e-3, 1.6e-2 for a compressed W: the best rate differs from format to format"
+    )
+    rates: str = setting(
+        "uniform",
+        "`uniform`: one rate for all; `structure`: each factor of W at its own, `learning_rate` is that of a dense W",
+    )
+    init: str = setting(
+        "entries", "W starts with torch's rms of `entries`, or, where that is less, with its `spectral` norm"
     )
     weight_decay: float = setting(
         0.0, "decoupled, as in AdamW; the paper does not say which kind", "0.01 to 0.1 for little data"
@@ -105,9 +124,11 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before any data is read."""
-        for name in ("hidden", "width", "height", "frames", "segments", "batch_size"):
+        for name in ("hidden", "width", "height", "segments", "batch_size"):
             if getattr(self, name) < 1:
                 raise KronecellError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.frames < 0:
+            raise KronecellError(f"frames must be at least 1, or 0 for whole clips, got {self.frames}")
         if self.channels not in (1, 3):
             raise KronecellError(f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
         if self.folds < 0 or self.folds == 1 or self.workers < 0 or self.classes < 0 or self.classes == 1:
@@ -117,7 +138,9 @@ class Experiment:
             )
         if not 0 <= self.dropout < 1:
             raise KronecellError(f"dropout must be from 0 to below 1, got {self.dropout}")
-        choices = {"cell": (*CELLS,), "normalise": NORMALISATIONS, "fold_method": ("store", "group", "random")}
+        choices: dict[str, tuple[str, ...]] = {"cell": (*CELLS,), "normalise": NORMALISATIONS, "readout": READOUTS}
+        choices["init"] = INITS
+        choices["fold_method"] = ("store", *METHODS)
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise KronecellError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -171,7 +194,7 @@ class Experiment:
 
     def build_model(self, classes: int | Sequence[str], facts: Mapping[str, Any] | None = None) -> VideoClassifier:
         """A fresh model for this number of classes, or for classes of these names; draws from torch's generator."""
-        return VideoClassifier(
+        model = VideoClassifier(
             self.input_size,
             self.hidden,
             classes,
@@ -180,12 +203,16 @@ class Experiment:
             shared=self.shared,
             order=self.order,
             dropout=self.dropout,
+            readout=self.readout,
             normalise=self.normalise,
             pixel_mean=self.pixel_mean,
             input_gain=self.input_gain,
             preprocessing=self.preprocessing(),
             facts=facts,
         )
+        if self.init == "spectral":
+            spectral_start(model)
+        return model
 
     def to_toml(self) -> str:
         """All settings, one per line."""

@@ -19,10 +19,12 @@ from torch import nn
 
 from kronecell.data import Batch, Loader
 from kronecell.errors import KronecellError
+from kronecell.nn.rates import param_groups
 from kronecell.training.distributed import World
 
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine")
+RATES = ("uniform", "structure")
 
 
 class Interrupted(Exception):
@@ -41,6 +43,7 @@ class TrainSettings:
 
     epochs: int = 400
     learning_rate: float = 1e-3
+    rates: str = "uniform"  # structure: each factor of a compressed matrix at its own, see kronecell.nn.rates
     weight_decay: float = 0.0  # decoupled, as in AdamW; the paper does not say which kind it used
     clip_norm: float = 0.0  # 0 is off
     schedule: str = "constant"
@@ -107,9 +110,9 @@ class Callbacks:
 
 def make_optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """Adam as the paper has it; weight decay is decoupled from the gradient (AdamW)."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
-    )
+    rate, decay = settings.learning_rate, settings.weight_decay
+    parameters = model.parameters() if settings.rates == "uniform" else param_groups(model, rate, decay)
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, foreach=False)
 
 
 def fit(
@@ -189,12 +192,12 @@ def _train_step(
     torch.manual_seed(_mix(settings.seed, progress.epoch, progress.step, world.rank))
     rate = settings.learning_rate * _schedule(settings, progress, steps)
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("scale", 1.0)
     x, y = batch.x.to(world.device, non_blocking=True), batch.y.to(world.device, non_blocking=True)
     optimiser.zero_grad(set_to_none=True)
     with _kernels(settings.precision, world.device):
         with _precision(settings.precision, world.device):
-            scores = replica(x)
+            scores = replica(x) if batch.lengths is None else replica(x, batch.lengths)
         loss = F.cross_entropy(scores.float(), y)
         loss.backward()
     limit = settings.clip_norm if settings.clip_norm > 0 else math.inf
@@ -275,8 +278,10 @@ def evaluate(
     correct = total = 0.0
     for done, batch in enumerate(loader, 1):
         segments = batch.x.flatten(0, 1).split(batch_size)
+        lengths = [()] * len(segments) if batch.lengths is None else [(n,) for n in batch.lengths.split(batch_size)]
         with _kernels(precision, world.device), _precision(precision, world.device):
-            scores = torch.cat([model(part.to(world.device)).float() for part in segments])
+            parts = zip(segments, lengths, strict=True)  # whole clips are one segment each
+            scores = torch.cat([model(part.to(world.device), *counts).float() for part, counts in parts])
         chance = scores.softmax(-1).reshape(*batch.x.shape[:2], -1).mean(1)  # (videos, classes)
         right = (chance.argmax(-1).cpu() == batch.y) & batch.valid
         sums = world.totals([float(right.sum()), float(batch.valid.sum()), float(should_stop())])
@@ -302,7 +307,7 @@ def check_settings(settings: TrainSettings) -> None:
             raise KronecellError(f"{name} must be a finite number of at least 0, got {getattr(settings, name)}")
     if not 0 < settings.learning_rate < math.inf:
         raise KronecellError(f"learning_rate must be above 0, got {settings.learning_rate}")
-    for name, choices in (("precision", PRECISIONS), ("schedule", SCHEDULES)):
+    for name, choices in (("precision", PRECISIONS), ("schedule", SCHEDULES), ("rates", RATES)):
         if getattr(settings, name) not in choices:
             raise KronecellError(f"{name} must be one of {', '.join(choices)}, got {getattr(settings, name)!r}")
 

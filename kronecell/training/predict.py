@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronecell.data import decode, validation_frames
+from kronecell.data.clips import WHOLE, stored_frames
 from kronecell.data.stills import resize, to_bytes
 from kronecell.errors import KronecellError, printable
 
@@ -19,7 +20,10 @@ Source: TypeAlias = "str | os.PathLike[str] | np.ndarray | Tensor"
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a clip becomes the model's input: `segments` times `frames` pictures of width x height x channels bytes."""
+    """How a clip becomes the model's input: `segments` times `frames` pictures of width x height x channels bytes.
+
+    With frames=0 it is the whole clip, once.
+    """
 
     width: int = 160
     height: int = 120
@@ -82,11 +86,11 @@ def read_segments(source: Source, preprocessing: Preprocessing) -> tuple[Tensor,
     if isinstance(source, (str, os.PathLike)):
 
         def needed(count: int) -> np.ndarray:
-            return np.unique(validation_frames(count, p.segments, p.frames, p.spread))
+            return np.unique(_numbers(count, p))
 
         video = decode(source, p.width, p.height, needed, channels=p.channels)
         count, damage = video.num_frames, video.damage
-        numbers = validation_frames(count, p.segments, p.frames, p.spread)
+        numbers = _numbers(count, p)
         pictures = video.frames[np.searchsorted(video.indices, numbers)]
     else:
         array = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
@@ -94,23 +98,35 @@ def read_segments(source: Source, preprocessing: Preprocessing) -> tuple[Tensor,
             array = array.reshape(len(array), p.height, p.width, p.channels)
         array = to_bytes(array)
         count, damage = len(array), None
-        numbers = validation_frames(count, p.segments, p.frames, p.spread)
+        numbers = _numbers(count, p)
         used = np.unique(numbers)
         small = np.stack([resize(array[i], p.width, p.height, p.channels) for i in used])
         pictures = small[np.searchsorted(used, numbers)]
-    rows = np.ascontiguousarray(pictures).reshape(p.segments, p.frames, p.input_size)
+    rows = np.ascontiguousarray(pictures).reshape(*numbers.shape, p.input_size)
     return torch.from_numpy(rows), count, damage
 
 
+def _numbers(count: int, p: Preprocessing) -> np.ndarray:
+    """The numbers (segments, frames) of the frames that are read of a clip of `count`."""
+    if p.frames == 0:
+        return stored_frames(count, WHOLE)[None]
+    return validation_frames(count, p.segments, p.frames, p.spread)
+
+
 @torch.no_grad()
-def segment_scores(model: Any, segments: Tensor, batch_size: int = 16) -> Tensor:
-    """The mean probabilities (..., classes) over the last but two axes of (..., segments, frames, M)."""
+def segment_scores(model: Any, segments: Tensor, batch_size: int = 16, lengths: Tensor | None = None) -> Tensor:
+    """The mean probabilities (..., classes) over the last but two axes of (..., segments, frames, M).
+
+    `lengths` are those of whole clips (clips, 1, longest, M).
+    """
     device = model.classifier.weight.device
     training = model.training
     model.eval()
     try:
         flat = segments.flatten(0, -3)
-        scores = torch.cat([model(part.to(device)).float().cpu() for part in flat.split(batch_size)])
+        parts = flat.split(batch_size)
+        counts = [()] * len(parts) if lengths is None else [(n,) for n in lengths.split(batch_size)]
+        scores = torch.cat([model(x.to(device), *n).float().cpu() for x, n in zip(parts, counts, strict=True)])
     finally:
         model.train(training)
     return scores.softmax(-1).reshape(*segments.shape[:-2], -1).mean(-2)

@@ -54,6 +54,8 @@ def deviations(experiment: Experiment, progress: Progress | None = None) -> list
         {
             "group": "folds keep the clips of a group together; the paper does not say so",
             "random": "folds are random and split groups, as the paper's may: clips of one source are on both sides",
+            "talker": "folds keep the clips of a person together, in all classes; the paper does not say so",
+            "repetition": "folds are repetitions of the same words, which the paper's data do not have",
             "store": "folds are those of the store; the paper does not say how its own were made",
         }[e.fold_method]
     )
@@ -63,8 +65,11 @@ def deviations(experiment: Experiment, progress: Progress | None = None) -> list
     extras = {
         f"gradients clipped to norm {e.clip_norm:g}": e.clip_norm > 0,
         f"learning rate schedule {e.schedule}": e.schedule != "constant",
+        "a learning rate for each factor of W": e.rates != "uniform",
+        "W starts with the spectral norm of a dense one": e.init != "entries",
         f"mixed precision {e.precision}": e.precision != "float32",
         f"dropout {e.dropout:g}": e.dropout > 0,
+        "mean of all outputs instead of the last state": e.readout != "last",
         f"input normalised ({e.normalise}, mean {e.pixel_mean:g}, gain {e.input_gain:g})": (
             e.normalise != "pixel" or e.input_gain != 1.0 or e.pixel_mean != 0.0
         ),

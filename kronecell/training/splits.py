@@ -60,7 +60,8 @@ def loaders(
     common = {"seed": seed, "rank": world.rank, "world_size": world.size, "frames": experiment.frames}
     common |= {"workers": experiment.workers, "segments": experiment.segments, "spread": experiment.spread}
     train = Loader(store, inside, experiment.batch_size, flip=experiment.flip, **common)  # type: ignore[arg-type]
-    videos = world.size * max(1, experiment.batch_size // (experiment.segments * world.size))
+    parts = experiment.segments if experiment.frames else 1
+    videos = world.size * max(1, experiment.batch_size // (parts * world.size))
     return train, Loader(store, outside, videos, train=False, **common)  # type: ignore[arg-type]
 
 
@@ -73,6 +74,11 @@ def data_notes(experiment: Experiment, store: Store) -> list[str]:
         notes.append(
             f"{short} of {len(store)} clips have fewer than {needed} frames ({experiment.segments} segments of "
             f"{experiment.frames}): their samples overlap, each over half of the clip"
+        )
+    thinned = sum(len(store.indices(i)) < store.num_frames(i) for i in range(len(store)))
+    if thinned and experiment.frames == 0:
+        notes.append(
+            f"{thinned} of {len(store)} clips are longer than what the store keeps of them: frames are left out"
         )
     present = {clip.label for clip in store.clips}
     missing = [label for label in store.classes if label not in present]

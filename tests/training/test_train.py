@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from kronecell.data import Store
 from kronecell.errors import KronecellError
+from kronecell.training.checkpoint import load_checkpoint, save_checkpoint
 from kronecell.training.classifier import VideoClassifier
 from kronecell.training.loop import (
     Diverged,
@@ -143,6 +145,41 @@ def test_a_wish_to_stop_saves_and_the_run_continues_to_the_same_bits(store: Stor
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
 
 
+def test_rates_by_structure_follow_the_schedule_in_every_group_and_survive_a_checkpoint(
+    store: Store,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    experiment = tiny(rates="structure", init="spectral", schedule="cosine", epochs=4)
+    settings = experiment.train_settings(0)
+
+    def fresh() -> tuple[VideoClassifier, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = experiment.build_model(11)
+        return model, make_optimiser(model, settings)
+
+    model, optimiser = fresh()
+    whole = fit(model, *loaders(experiment, store, 0, 0), settings, optimiser=optimiser)
+    rates = {group["scale"]: group["lr"] for group in optimiser.param_groups}
+    assert len(rates) > 3 and whole.epoch == 4
+    assert all(rate == pytest.approx(scale * rates[1.0]) and rate > 0 for scale, rate in rates.items())
+
+    again, other = fresh()
+    saved: list[Progress] = []
+
+    def save(progress: Progress) -> None:
+        saved.append(Progress(**progress.as_dict()))
+        save_checkpoint(tmp_path, again, other, {}, progress.steps)
+
+    wishes = iter([False] * 6 + [True])
+    with pytest.raises(Interrupted):
+        fit(again, *loaders(experiment, store, 0, 0), settings, optimiser=other, save=save,
+            should_stop=lambda: next(wishes, False))  # fmt: skip
+    resumed, third = fresh()
+    load_checkpoint(tmp_path, resumed, third)
+    fit(resumed, *loaders(experiment, store, 0, 0), settings, optimiser=third, progress=saved[-1])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(("epochs", "window"), [(400, 100), (200, 100), (199, 49), (40, 10), (3, 1), (1, 1)])
 def test_the_average_is_over_the_papers_100_epochs_or_a_quarter(epochs: int, window: int) -> None:
     assert average_over(epochs) == window
@@ -158,6 +195,7 @@ def test_the_average_is_over_the_papers_100_epochs_or_a_quarter(epochs: int, win
         {"clip_norm": math.inf},
         {"precision": "float8"},
         {"schedule": "sideways"},
+        {"rates": "guessed"},
         {"eval_every": 0},
     ],
 )
