@@ -84,7 +84,7 @@ def demo(
         )
     rows = [_row(label, results[label], experiments[label].epochs) for label in ("dense", *LABELS[:-1])]
     page = out / "report.html"
-    notes = _notes(results, seconds, len(store.classes))
+    notes = _notes(results, experiments["dense"], len(store.classes), quick)
     folders = [run_folder(out, experiments[label], 0, seed) for label in ("dense", *LABELS[:-1])]
     write_report(folders, page, "Kronecell demo: eleven motions on video", notes)
     if as_json:
@@ -156,20 +156,23 @@ def _row(label: str, result: dict[str, Any], planned: int) -> tuple[str, ...]:
     )
 
 
-def _notes(results: dict[str, dict[str, Any]], seconds: float, classes: int) -> list[str]:
+def _notes(results: dict[str, dict[str, Any]], budget: Any, classes: int, quick: bool) -> list[str]:
     dense = results["dense"]
     cut = [label for label, result in results.items() if result["stopped"]]
+    ranks = "small" if quick else "the paper's"
     hollow = "Hollow points did not finish. " if cut else ""
     return [
         f"Accuracy at the last epoch on {dense['clips']['valid']} videos of groups the model never saw, mean over 10 "
         f"segments, with its 95% interval; chance is {1 / classes:.0%}. Networks whose intervals overlap widely have "
         f"not been told apart. {hollow}".strip(),
-        f"Frames of {SIZE[0]} x {SIZE[1]}, the paper's ranks, weights shared by the gates. The ratio of W is the kind "
-        "of figure the paper gives; that of the model also counts what stays dense: U and the classifier.",
-        f"Same budget for all: {EPOCHS} epochs or {seconds:g} s of training steps, whichever ends first. Stopped by "
-        f"the time: {', '.join(cut) or 'none'}; dense made {dense['steps']} steps in {dense['epochs']} epochs"
-        + (" and had not converged (--seconds gives more)." if dense["stopped"] else "."),
-        "One fold, one seed, rates and gains chosen on this very fold: a demonstration. benchmarks/results has "
+        f"Frames of {budget.width} x {budget.height}, {ranks} ranks, weights shared by the gates. The ratio of W is "
+        "the kind of figure the paper gives; that of the model also counts what stays dense: U and the classifier.",
+        f"Same budget for all: {budget.epochs} epochs or {budget.max_seconds:g} s of training steps, whichever ends "
+        f"first. Stopped by the time: {', '.join(cut) or 'none'}; dense made {dense['steps']} steps in "
+        f"{dense['epochs']} epochs" + (" and had not converged (--seconds gives more)." if dense["stopped"] else "."),
+        "Two epochs on tiny frames: this shows that everything works, and nothing else. Without --quick it learns."
+        if quick
+        else "One fold, one seed, rates and gains chosen on this very fold: a demonstration. benchmarks/results has "
         "measurements.",
     ]
 

@@ -12,12 +12,19 @@ from kronecell.cli.models import AsJson
 from kronecell.cli.tables import text_table
 from kronecell.errors import KronecellError
 
-app = typer.Typer(help="The experiments that come with the package: list, copy, settings.", no_args_is_help=True)
+app = typer.Typer(help="The experiments that come with the package: list, copy, settings.", invoke_without_command=True)
+
+
+@app.callback()
+def list_by_default(context: typer.Context) -> None:
+    """The experiments that come with the package: list, copy, settings."""
+    if context.invoked_subcommand is None:
+        list_all("*")
 
 
 @app.command(name="list")
 def list_all(
-    pattern: Annotated[str, typer.Argument(help="Only names that match, such as 'ucf11-*'.")] = "*",
+    pattern: Annotated[str, typer.Argument(help="Only names that match, such as `ucf11-*`.")] = "*",
     as_json: AsJson = False,
 ) -> None:
     """List the packaged experiments: format, frames, hidden size, epochs.

@@ -42,7 +42,7 @@ class Job:
 
 def sweep(
     pattern: Annotated[
-        str, typer.Argument(help="Experiments or TOML files, as a pattern in quotes: 'ucf11-*', 'mine/*.toml'.")
+        str, typer.Argument(help="Experiments or TOML files, as a pattern in quotes: `ucf11-*` or `mine/*.toml`.")
     ],
     data: Data,
     folds: Annotated[str, typer.Option(help="Folds to validate on: 0,1,2 or all.")] = "all",

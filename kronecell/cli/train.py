@@ -64,7 +64,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     with torchrun_world(device) as world:
-        store = open_data(data, out, chosen, world, show=not quiet)
+        store = open_data(data, out, chosen, world, show=not quiet, fold=fold)
         try:
             result = run(chosen, store, out, fold, seed, world=world, show=not quiet)
         except Interrupted:
@@ -78,8 +78,12 @@ def train(
             typer.echo(json.dumps(result) if as_json else summary(result, run_folder(out, chosen, fold, seed)))
 
 
-def open_data(data: Path, out: Path, chosen: Any, world: Any = None, show: bool = True) -> Any:
-    """The store for an experiment; the number of classes is checked before anything is decoded."""
+def open_data(data: Path, out: Path, chosen: Any, world: Any = None, show: bool = True, fold: int = 0) -> Any:
+    """The store for an experiment; the number of classes and the fold are checked before anything is decoded."""
+    from kronecell.training.splits import check_fold, settle_folds
+
+    if not (data / "manifest.json").is_file():  # a store may have other folds
+        check_fold(fold, settle_folds(chosen, None).folds)
     return find_store(data, out, chosen.width, chosen.height, world, show, chosen.channels, chosen.classes)
 
 

@@ -36,14 +36,18 @@ def fold_of_each_clip(experiment: Experiment, store: Store) -> tuple[int, ...]:
     return make_folds(store.clips, e.folds, e.fold_seed, e.fold_method)
 
 
+def check_fold(fold: int, count: int) -> None:
+    """Refuse a fold that is not there."""
+    if not 0 <= fold < count:
+        raise KronecellError(f"fold must be 0 to {count - 1}, got {fold}")
+
+
 def loaders(
     experiment: Experiment, store: Store, fold: int, seed: int, world: World | None = None
 ) -> tuple[Loader, Loader]:
     """Training on all folds but one, validation on that one."""
     world = world or World()
-    count = settle_folds(experiment, store).folds
-    if not 0 <= fold < count:
-        raise KronecellError(f"fold must be 0 to {count - 1}, got {fold}")
+    check_fold(fold, settle_folds(experiment, store).folds)
     if (store.width, store.height) != (experiment.width, experiment.height):
         raise DataError(
             f"{store.root}: has frames of {store.width} x {store.height}, the experiment needs "

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kronecell.cli.main import COMMANDS, main
+from kronecell.cli.main import COMMANDS, build, main
+from kronecell.cli.tables import text_table
 
 KCP = "kcp:m=8x20x20x18,n=4x4x4x4,K=4,CA=4,CB=2"
 
@@ -111,6 +113,45 @@ def test_errors_are_one_line_and_exit_2(
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
     assert err.startswith("kronecell: error: ") and err.count("\n") == 1 and message in err
+
+
+def test_help_shows_every_word_of_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    def words(text: str | None) -> str:
+        return "".join((text or "").replace("`", "").replace("│", "").split())
+
+    monkeypatch.setenv("COLUMNS", "200")
+    todo: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(build()))]
+    seen = 0
+    while todo:
+        path, command = todo.pop()
+        todo += [((*path, name), sub) for name, sub in getattr(command, "commands", {}).items()]
+        _, out, _ = run(capsys, *path, "--help")
+        for parameter in command.params if path else ():
+            assert words(getattr(parameter, "help", "")) in words(out), (path, parameter.name)
+            seen += 1
+    assert seen > 100
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_is_shown_in_parts() -> None:
+    rows = [("up", "1", "2", "3"), ("counter-clockwise", "10", "20", "30")]
+    header = ("class", "clips", "correct", "answered")
+    whole = text_table(header, rows)
+    assert text_table(header, rows, width=43) == whole and max(map(len, whole.splitlines())) == 43
+    for width in (42, 30, 27):
+        text = text_table(header, rows, width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert all(part.startswith("class  ") and "counter-clockwise" in part for part in text.split("\n\n"))
+        assert {word for word in whole.split() if word.strip("-")} <= {*text.split()}
+    assert text_table(header, rows, width=20).splitlines()[:4] == [
+        "class     up",
+        "clips     1",
+        "correct   2",
+        "answered  3",
+    ]
 
 
 @pytest.mark.parametrize("name", [*COMMANDS])

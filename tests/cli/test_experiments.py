@@ -37,6 +37,8 @@ def test_a_copy_is_the_experiment_with_room_for_own_classes(
     assert (mine.format, mine.epochs, mine.classes, mine.name) == (theirs.format, theirs.epochs, 0, "mine")
     code, _, err = call(capsys, "experiments", "copy", "ucf11-kcp442-shared", "mine.toml")
     assert code == 2 and "--force" in err
+    code, out, _ = call(capsys, "experiments")
+    assert code == 0 and "ucf11-kcp442-shared" in out
     code, out, _ = call(capsys, "experiments", "list", "ycf-*", "--json")
     assert {entry["name"] for entry in json.loads(out)} == set(list_experiments("ycf-*"))
 

@@ -55,6 +55,27 @@ def test_mistakes_are_one_line_exit_2_and_leave_nothing_behind(
     assert not [path for path in after if path.name in ("result.json", "metrics.jsonl", "checkpoint.json")]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fold", 9), "fold must be 0 to 1"),
+        (("--set", "folds=0", "--fold", 5), "fold must be 0 to 4"),
+        (("--set", "classes=5"), "has 11 classes"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_decoded(
+    capsys: pytest.CaptureFixture[str],
+    store: Store,  # noqa: F811
+    tmp_path: Path,
+    words: tuple[object, ...],
+    message: str,
+) -> None:
+    videos = Path(store.manifest["root"])
+    code, _, err = call(capsys, "train", toml_file(tmp_path), "--data", videos, "--out", tmp_path / "runs", *words)
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_advice_of_an_error_can_be_followed_in_the_same_folder(
     capsys: pytest.CaptureFixture[str],
     store: Store,  # noqa: F811
@@ -88,8 +109,8 @@ def test_train_decodes_a_folder_of_videos_itself_and_prints_the_result(
     arguments = ("train", toml_file(tmp_path, epochs=1), "--data", videos, "--out", tmp_path / "runs")
     code, out, _ = call(capsys, *arguments)
     assert code == 0 and "accuracy" in out and "whole model" in out and "kronecell predict" in out
-    code, out, _ = call(capsys, *arguments, "--json")  # finished: read, not trained again
-    assert code == 0 and json.loads(out)["experiment"] == "tiny"
+    code, out, err = call(capsys, *arguments, "--json")  # finished: read, not trained again
+    assert code == 0 and json.loads(out)["experiment"] == "tiny" and "was finished before" in err
     assert (tmp_path / "runs" / "stores" / "videos-32x24" / "manifest.json").is_file()
 
 

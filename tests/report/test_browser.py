@@ -242,11 +242,25 @@ def test_explore_shows_the_librarys_numbers_as_one_types(browser: Any, server: S
         assert expected["format"] in texts(browser, "#python")[0]
     wait_for(lambda: "ms" in texts(browser, "#measured")[0], "a measured latency")
     assert browser.find_elements("css selector", "#drawing svg")
+    assert "tensor train" in texts(browser, "select[name=kind]")[0] and "W = " in texts(browser, "#equation")[0]
+    assert browser.execute_script(INSIDE) == [True, True]
+    assert browser.execute_script(
+        "return [...document.querySelectorAll('.wide')].every(w => w.scrollWidth <= w.clientWidth)"
+    )
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     ratio, where = browser.execute_script(CONTRAST)
     assert ratio >= 4.5, where
     assert all(address.startswith((server.url, "data:")) for address in requests(browser))
     assert browser.get_log("browser") == []
+
+
+# Both buttons for copying lie on what they copy.
+INSIDE = """
+return [...document.querySelectorAll("button.copy")].map((button) => {
+  const a = button.getBoundingClientRect(), b = button.nextElementSibling.getBoundingClientRect();
+  return a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom;
+});
+"""
 
 
 def test_explore_says_what_is_wrong_and_recovers(browser: Any, server: Server) -> None:

@@ -4,7 +4,11 @@
   const form = document.getElementById("form"), byId = (id) => document.getElementById(id);
   const show = new Intl.NumberFormat("en", { maximumFractionDigits: 20 });
   const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-  let asked = 0, wait = 0, measureWait = 0;
+  const NAMES = {
+    dense: "dense", lowrank: "low rank", cp: "CP", tucker: "Tucker", tt: "tensor train", tr: "tensor ring",
+    bt: "block term", ht: "hierarchical Tucker", kt: "Kronecker sum", kcp: "Kronecker CP",
+  };
+  let asked = 0, wait = 0, measureWait = 0, equations = {};
 
   function fill(select, values, chosen) {
     select.textContent = "";
@@ -23,6 +27,7 @@
       line.cells.forEach((cell, i) => {
         const place = row.insertCell();
         place.textContent = cell;
+        place.dataset.label = body.parentElement.tHead.rows[0].cells[i].textContent; // shown on a phone
         if (i === 0) place.className = "text";
       });
       if (line.chosen) row.className = "chosen";
@@ -35,7 +40,8 @@
     const number = ++asked;
     byId("result").classList.add("stale");
     byId("measured").textContent = "…";
-    byId("measured-note").textContent = "";
+    byId("measured-note").textContent = "measuring";
+    byId("equation").textContent = equations[form.kind.value] || "";
     let reply;
     try {
       reply = await (await fetch("/api/explore?" + fields())).json();
@@ -55,7 +61,7 @@
     try {
       reply = await (await fetch("/api/measure?" + fields())).json();
     } catch (error) {
-      return;
+      reply = { error: "the server does not answer" };
     }
     if (number !== asked) return;
     byId("measured").textContent = reply.ms ? milliseconds(reply.ms) : "not measured";
@@ -106,14 +112,14 @@
     wait = setTimeout(ask, 120);
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  byId("copy").addEventListener("click", async () => {
-    await navigator.clipboard.writeText(byId("python").textContent);
-    byId("copy").textContent = "copied";
-    setTimeout(() => { byId("copy").textContent = "copy"; }, 1200);
-  });
+  document.querySelectorAll(".copy").forEach((button) => button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.nextElementSibling.textContent);
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1200);
+  }));
   (async function () {
-    const formats = await (await fetch("/api/formats")).json();
-    fill(form.kind, Object.entries(formats).map(([kind, equation]) => [kind, `${kind}: ${equation}`]), "kcp");
+    equations = await (await fetch("/api/formats")).json();
+    fill(form.kind, Object.keys(equations).map((kind) => [kind, `${kind}: ${NAMES[kind] || kind}`]), "kcp");
     ask();
   })();
 })();

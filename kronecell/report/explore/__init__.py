@@ -1,4 +1,4 @@
-"""A local web page where one types sizes, format and ranks, and sees what the library says about them."""
+"""A local web page: sizes, format and ranks in, what the library says about them out."""
 
 from kronecell.report.explore.answers import answer, measured
 from kronecell.report.explore.server import Server
