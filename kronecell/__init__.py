@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same table for type checkers and editors, which do not run __getattr__
     from kronecell.compress import compress
     from kronecell.compress.suggest import suggest
+    from kronecell.deploy.c_source.export import export_c
     from kronecell.deploy.choices import load_choices, save_choices
     from kronecell.deploy.modules import save
     from kronecell.deploy.onnx import export_onnx
@@ -50,6 +51,7 @@ _CONTENTS = {
     "nn.rnn": ("GRU", "LSTM"),
     "nn.freeze": ("freeze",),
     "nn.quantize": ("dequantize", "quantize"),
+    "deploy.c_source.export": ("export_c",),
     "deploy.choices": ("load_choices", "save_choices"),
     "deploy.modules": ("save",),
     "deploy.onnx": ("export_onnx",),
@@ -96,6 +98,7 @@ __all__ = [
     "compress",
     "count",
     "dequantize",
+    "export_c",
     "export_onnx",
     "factorize",
     "freeze",

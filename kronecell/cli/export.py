@@ -1,40 +1,70 @@
-"""`kronecell export`: a trained model as a file for other programs."""
+"""`kronecell export`: a trained model as a file for other programs, or as C."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kronecell.cli.models import AsJson, Model, Quiet, open_classifier, say
+from kronecell.cli.models import AsJson, Model, Quiet, open_classifier, open_module, say
 from kronecell.errors import KronecellError
 
-TARGETS = ("onnx",)
+TARGETS = ("onnx", "c")
 
 
 def export(
     model: Model,
-    to: Annotated[str, typer.Option("--to", "-t", help="onnx.")] = "onnx",
+    place: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The file of ONNX, the folder of C.")] = None,
+    to: Annotated[str, typer.Option("--to", "-t", help="onnx or c.")] = "onnx",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file.  [default: the experiment's name, here]")
+        Path | None, typer.Option("--out", "-o", help="The same as OUT.  [default: the experiment's name, here]")
     ] = None,
-    dense: Annotated[bool, typer.Option("--dense", help="Dense weights in LSTM or GRU nodes: a large file.")] = False,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="ONNX: dense weights in LSTM or GRU nodes, a large file.")
+    ] = False,
+    name: Annotated[
+        str, typer.Option("--name", "-n", help="C: the name of the files and of all functions.")
+    ] = "network",
+    prefer: Annotated[
+        str, typer.Option("--prefer", "-p", help="C: what products are ordered for: size, speed or balance.")
+    ] = "balance",
+    flash: Annotated[
+        str | None, typer.Option("--flash", help="C: most bytes of arrays and code, such as 256K.")
+    ] = None,
+    ram: Annotated[str | None, typer.Option("--ram", help="C: most bytes of state, beside input and output.")] = None,
+    report: Annotated[bool, typer.Option("--report", "-r", help="C: say what it takes, and write nothing.")] = False,
     data: Annotated[Path | None, typer.Option("--data", "-d", help="Store with the classes of an old run.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained model for ONNX Runtime, and compare the file's answers with the model's.
+    """Write a trained model for ONNX Runtime, or as C for any processor, and compare its answers with the model's.
 
-    Input: bytes (segments, frames, pixels). Output: scores (segments, classes); the probabilities of a clip are the
-    mean of the segments' softmax. FILE.json beside it holds the classes and the sizes of the frames.
+    ONNX. Input: bytes (segments, frames, pixels). Output: scores (segments, classes); the probabilities of a clip are
+    the mean of the segments' softmax. FILE.json beside it holds the classes and the sizes of the frames.
+
+    C. OUT/NAME.h and OUT/NAME.c, C99 without a library. MODEL may be any LSTM, GRU, cell or linear layer that kc.save
+    wrote.
 
     Example: kronecell export runs/mine/fold0-seed0 --to onnx --out mine.onnx
+
+    Example: kronecell export runs/mine/fold0-seed0 board --to c --flash 256K --ram 64K
     """
     if to not in TARGETS:
         raise KronecellError(f"--to must be one of {', '.join(TARGETS)}, got {to!r}")
+    if place is not None and out is not None:
+        raise KronecellError("OUT and --out name the same thing: give one of them")
+    out = place or out
+    if to == "c":
+        _export_c(
+            model, out, name, prefer, _bytes(flash, "--flash"), _bytes(ram, "--ram"), report, data, as_json, quiet
+        )
+        return
+    if report or flash or ram:
+        raise KronecellError("--report, --flash and --ram belong to --to c")
     classifier = open_classifier(model, data, quiet)
     target = out or Path(f"{classifier.facts.get('experiment') or 'model'}.onnx")
     result, sidecar = write_onnx(classifier, target, dense)
@@ -48,6 +78,48 @@ def export(
     if not quiet and classifier.preprocessing is not None:
         p = classifier.preprocessing
         say(f"input: bytes (segments, {p.frames}, {p.input_size}), frames of {p} in C order")
+
+
+def _export_c(
+    model: Path,
+    out: Path | None,
+    name: str,
+    prefer: str,
+    flash: int | None,
+    ram: int | None,
+    report: bool,
+    data: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from kronecell.deploy.c_source.export import export_c, report_c
+
+    module = open_module(model, data, quiet)
+    if report:
+        found = report_c(module, name, prefer=prefer, flash=flash, ram=ram)
+        typer.echo(json.dumps(found.record(), indent=1) if as_json else str(found))
+        return
+    result = export_c(module, out or Path(name), name, prefer=prefer, flash=flash, ram=ram)
+    if as_json:
+        check = None if result.check is None else vars(result.check)
+        files = {"source": str(result.source), "header": str(result.header)}
+        typer.echo(json.dumps(files | {"check": check} | result.report.record(), indent=1))
+        return
+    typer.echo(str(result))
+    p = getattr(module, "preprocessing", None)
+    if p is not None and not quiet:
+        say(f"frames: {p} bytes in C order; {p.segments} segments of {p.frames} frames are a clip")
+
+
+def _bytes(text: str | None, option: str) -> int | None:
+    """A number of bytes, such as 4096, 256K or 1M."""
+    if text is None:
+        return None
+    units = {"": 1, "K": 2**10, "M": 2**20}
+    found = re.fullmatch(r"([0-9]{1,12}) ?([KM]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise KronecellError(f"{option} must be a number of bytes such as 65536, 64K or 1M, got {text!r}")
+    return int(found[1]) * units[found[2].upper()]
 
 
 def write_onnx(classifier: Any, target: Path, dense: bool = False) -> tuple[Any, Path]:

@@ -40,6 +40,15 @@ def open_classifier(path: Path, data: Path | None = None, quiet: bool = False) -
     return model
 
 
+def open_module(path: Path, data: Path | None = None, quiet: bool = False) -> Any:
+    """The classifier of a run, or whatever module a folder of `kc.save` holds, in eval mode."""
+    from kronecell.training.saved import find_run, load
+
+    if not path.is_dir() or find_run(path) is not None or (path / "manifest.json").is_file():
+        return open_classifier(path, data, quiet)
+    return load(path).eval()
+
+
 def say(text: str) -> None:
     """A note on stderr."""
     print(f"kronecell: {text}", file=sys.stderr, flush=True)

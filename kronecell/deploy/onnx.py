@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
+from kronecell.deploy.comparison import distance, is_rounding
 from kronecell.deploy.onnx_layers import OnnxCell, OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
 from kronecell.nn.cells import RecurrentCell
@@ -28,7 +29,6 @@ from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
 TOLERANCE = 1e-5  # largest difference to the module, relative to the largest value
-ROUNDING = 4.0  # where float32 is too coarse for that: how many times the module's own error the file's may be
 OTHER_SIZES = ((1, 1), (2, 9), (5, 3))  # (batch, time) of the comparisons; the example's own are never among them
 
 
@@ -302,7 +302,7 @@ def _difference(session: Any, module: nn.Module, inputs: Sequence[Tensor]) -> fl
                 f"{tuple(ours.shape)}; no file was left"
             )
     results = [torch.from_numpy(array) for array in got]
-    worst = _distance(results, expected)
+    worst = distance(results, expected)
     if not worst <= TOLERANCE and not _is_rounding(module, inputs, results, expected):
         raise CheckpointError(
             f"the exported graph differs from the module by {worst:.1e} on inputs {shapes}, more than {TOLERANCE:.0e}; "
@@ -311,19 +311,10 @@ def _difference(session: Any, module: nn.Module, inputs: Sequence[Tensor]) -> fl
     return worst
 
 
-def _distance(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Largest difference, relative to the largest value of each output; a NaN stays one."""
-    distances = [(a - b).abs().max() / max(1.0, b.abs().max().item()) for a, b in zip(some, others, strict=True)]
-    return float(torch.stack(distances).max())
-
-
 def _is_rounding(
     module: nn.Module, inputs: Sequence[Tensor], results: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> bool:
-    """Whether the file is about as near to the result in double precision as the module is.
-
-    A layer with 57,600 inputs of rms 1 starts with gates of rms 9; there float32 itself is no better than 1e-5.
-    """
+    """Whether the file is about as near to the result in double precision as the module is."""
     with torch.no_grad():
         exact = copy.deepcopy(module).double()(*(x.double() if x.is_floating_point() else x for x in inputs))
-    return _distance(results, exact) <= ROUNDING * _distance(expected, exact)
+    return is_rounding(results, expected, exact)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from kronecell.deploy.c_source.parts import ClassifierParts
 from kronecell.deploy.modules import describe, rebuild, register
 from kronecell.errors import ShapeError
 from kronecell.formats import Shared
@@ -133,6 +134,11 @@ class VideoClassifier(nn.Module):
             return [self.predict(one, batch_size) for one in source]
         result: Prediction = predict(self, source, batch_size)
         return result
+
+    def classifier_parts(self) -> ClassifierParts:
+        """For `kc.export_c`."""
+        rnn, head = self.rnn, self.classifier
+        return ClassifierParts(rnn, head, self.normalise, self.pixel_mean, self.input_gain, self.class_names)
 
     def saved_arguments(self) -> dict[str, Any]:
         """What `kc.save` and a run directory keep beside the weights, in JSON's types."""

@@ -184,7 +184,7 @@ def test_the_factored_file_is_small_and_knows_nothing_of_this_machine(tmp_path: 
 def test_a_file_that_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exported graph is right, so the law is tested by a tolerance that nothing can meet."""
     monkeypatch.setattr(export_module, "TOLERANCE", -1.0)
-    monkeypatch.setattr(export_module, "ROUNDING", -1.0)
+    monkeypatch.setattr("kronecell.deploy.comparison.ROUNDING", -1.0)
     target = tmp_path / "rnn.onnx"
     target.write_text("old")
     with pytest.raises(kc.CheckpointError, match="differs from the module"):
