@@ -35,6 +35,27 @@ def test_those_that_are_run_by_themselves_run(tmp_path: Path, name: str, key: st
     assert json.loads((tmp_path / f"{name}.json").read_text())[key]
 
 
+def test_the_letters_run_go_on_and_are_summarised(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "benchmarks.letters", "--quick", "--out", str(tmp_path / "runs")]
+    command += ["--results", str(tmp_path / "results")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    facts = json.loads((tmp_path / "results" / "letters.json").read_text())
+    assert [row["name"] for row in facts["table"]] == ["dense", "KCP (4,4,2), all"]
+    for row in facts["table"] + facts["besides"]:
+        low, high = row["interval"]
+        assert low <= row["accuracy"] <= high
+    assert facts["table"][1]["difference"][1] <= facts["table"][1]["difference"][0]
+    assert {point["rates"] for point in facts["sweep"]} == {"uniform", "structure"} and facts["transfer"]
+    page = (tmp_path / "results" / "letters.md").read_text()
+    assert "Made with --quick" in page and "Talkers that were never seen" in page
+    assert all((tmp_path / "results" / name).is_file() for name in ("letters.svg", "letters-rates.svg"))
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0 and "fold" not in again.stderr, again.stderr[-500:]  # nothing is trained twice
+    assert json.loads((tmp_path / "results" / "letters.json").read_text())["table"] == facts["table"]
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_results_in_git_parse(path: Path) -> None:
     assert isinstance(json.loads(path.read_text()), dict)

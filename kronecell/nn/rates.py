@@ -98,6 +98,8 @@ def spectral_start(module: nn.Module) -> None:
     saturates gates that the dense matrix would not. Matrices that are weaker already stay as they are.
     """
     for layer in _layers(module):
+        if next(iter(layer.factors().values())).is_meta:  # without numbers yet
+            continue
         rms = layer.format.rms(layer.factors(), gates=layer.gates, shared=layer.shared)
         wanted = rms * (math.sqrt(layer.in_features) + math.sqrt(layer.out_features))
         largest = largest_singular_value(layer)

@@ -50,7 +50,7 @@ class Experiment:
     format: str = setting(
         DENSE,
         "format of W: `dense`, one with modes and ranks, or a recipe such as `tt:r=4`, whose modes are chosen",
-        "[choose a format](choosing.md)",
+        "see `docs/choosing.md`",
     )
     shared: bool | tuple[str, ...] = setting(
         False, "one copy of a factor for all gates: true as the paper shares, or the names of the unshared factors",

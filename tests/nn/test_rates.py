@@ -95,6 +95,8 @@ def test_a_spectral_start_bounds_the_norm_and_spares_what_is_below() -> None:
     bound = float(before.square().mean().sqrt()) * (math.sqrt(120) + math.sqrt(64))
     assert float(torch.linalg.matrix_norm(after, 2)) == pytest.approx(bound, rel=1e-3)
     assert torch.allclose(after / after.norm(), before / before.norm())
+    with torch.device("meta"):
+        spectral_start(kc.LSTM(120, 16, input_format="lowrank:r=1"))  # nothing to scale yet
     plain = kc.TensorLinear("dense:m=120,n=16", dtype=torch.float64)
     W = plain.dense_weight().detach()
     spectral_start(plain)  # within what the random start of a dense matrix has

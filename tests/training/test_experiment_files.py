@@ -78,7 +78,7 @@ def one_step(name: str) -> None:
     torch.manual_seed(0)
     model = e.build_model(e.classes)
     optimiser = make_optimiser(model, e.train_settings(0))
-    x = torch.randint(0, 256, (2, e.frames, e.input_size), dtype=torch.uint8)
+    x = torch.randint(0, 256, (2, e.frames or 9, e.input_size), dtype=torch.uint8)
     y = torch.randint(0, e.classes, (2,))
     before = {n: p.detach().clone() for n, p in model.named_parameters() if p.numel() < 10**7}
     loss = F.cross_entropy(model(x), y)

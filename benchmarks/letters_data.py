@@ -1,0 +1,43 @@
+"""AVLetters for benchmarks.letters: the whole set with folds by repetition, and its training part alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kronecell.data import Dataset, Store, find_dataset, prepare
+
+TEST = 3  # the repetition that is never trained on, nor used for a choice
+
+
+def stores(data: Path, out: Path, width: int, height: int) -> tuple[Store, Store]:
+    """(repetitions 1 and 2, all three), grey."""
+    dataset = find_dataset(data, "avletters")
+    inner = replace(dataset, clips=tuple(clip for clip in dataset.clips if _repetition(clip.name) != TEST))
+    return _prepare(inner, out / "store-inner", width, height, 2), _prepare(dataset, out / "store", width, height, 3)
+
+
+def _prepare(dataset: Dataset, out: Path, width: int, height: int, folds: int) -> Store:
+    return prepare(
+        dataset, out, width, height, workers=1, progress=False, folds=folds, fold_method="repetition", channels=1
+    )
+
+
+def _repetition(name: str) -> int:
+    return int(name.rpartition("_")[2].partition(".")[0])
+
+
+def quick_data(out: Path) -> tuple[Store, Store]:
+    """Noise in the layout of AVLetters: three letters, five talkers, three repetitions, clips of unequal length."""
+    folder, generator = out / "noise", np.random.default_rng(0)
+    for letter in "ABC":
+        (folder / letter).mkdir(parents=True, exist_ok=True)
+        for talker in ("Ann", "Bea", "Cid", "Dan", "Eve"):
+            for repetition in (1, 2, 3):
+                frames = generator.integers(0, 256, (int(generator.integers(3, 7)), 30, 40), dtype=np.uint8)
+                path = folder / letter / f"{talker}_{repetition}.npy"
+                if not path.exists():
+                    np.save(path, frames)
+    return stores(folder, out, 40, 30)
