@@ -112,7 +112,7 @@ def protocol() -> str:
         f"Frames {e.width} x {e.height}, {e.frames} a clip, hidden {e.hidden}, weights shared by the gates, "
         f"{e.epochs} epochs for every format, learning rate {e.learning_rate:g} (dense {dense.learning_rate:g}), "
         f"{e.schedule} schedule, batch {e.batch_size}, flips. Accuracy of the last epoch, mean over {e.segments} "
-        f"segments of a video. Chance is 50%. Rate and gain were settled after six short trials (KCP 5, TT 1) on "
+        f"segments of a video. Chance is 50%. Rate and gain were chosen in six short trials (KCP 5, TT 1) on "
         f"fold 0 with frames of 80 x 60; nothing was tuned for the other formats or folds."
     )
 

@@ -17,7 +17,7 @@ inline Quantized check_quantized(const char* op, const Tensor& weight, const Ten
                                  long columns) {
     STD_TORCH_CHECK(bits >= 3 && bits <= 8, "kronecell::", op, ": expected 3 to 8 bits, got ", bits);
     STD_TORCH_CHECK(group >= 0, "kronecell::", op, ": expected group to be 0 or a number of columns, got ", group);
-    const long bytes = bits == 8 ? columns : (columns + 7) / 8 * bits, groups = group ? (columns + group - 1) / group : 1;
+    const long bytes = bits == 8 ? columns : (columns + 7) / 8 * bits, groups = group ? columns / group + (columns % group != 0) : 1;
     check_shape(scales, {-1, groups}, op, "scales");
     check_shape(weight, {scales.size(0), bytes}, op, "weight");
     const bool exact = multiplies_bytes() && !group && columns <= Quantized::EXACT_COLUMNS;

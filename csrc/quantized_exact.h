@@ -2,24 +2,35 @@
 //
 // A row of x becomes fixed-point numbers of 24 bits, X = x 2^e rounded to whole numbers, the largest almost 2^23: float32 has
 // as many bits. X is three signed digits of a byte, and sums of bytes times digits are exact. A result is rounded once, so
-// it has the same bits in whatever order it is computed, and is as near to the true one as that of float32, or nearer.
+// it has the same bits in whatever order it is computed. Numbers that are much smaller than the largest of their row lose
+// bits; a row of which most would is computed in floats.
 
 #if defined(__x86_64__) && KERNEL_WIDTH == 16
 
-// A row of x as digits; false if it has numbers that are not finite, which whole numbers cannot be.
+constexpr float MOST_APART = 8;  // powers of two between the largest number of a row and the others, on average
+
+// A row of x as digits; false if it has numbers that are not finite, which whole numbers cannot be, or sizes too far apart:
+// beside 1e8, ones would be zeros.
 APART bool digits_of(const float* x, long columns, int8_t* digits, long plane, FixedPoint* fixed) {
     __m512 most = _mm512_setzero_ps();
+    __m512 powers = _mm512_setzero_ps();
+    __m512i present = _mm512_setzero_si512();
     __mmask16 odd = 0;
     for (long k = 0; k < columns; k += 16) {
         const __m512 v = (__m512)load_some(x + k, columns - k);
+        const __mmask16 some = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         most = _mm512_max_ps(most, _mm512_abs_ps(v));
+        powers = _mm512_mask_add_ps(powers, some, powers, _mm512_getexp_ps(v));
+        present = _mm512_mask_add_epi32(present, some, present, _mm512_set1_epi32(1));
         odd |= _mm512_fpclass_ps_mask(v, 0x99);
     }
     if (odd) return false;
     const float largest = _mm512_reduce_max_ps(most);
     int power = 0;
     if (largest > 0) {
-        power = 22 - (int)_mm512_cvtss_f32(_mm512_getexp_ps(_mm512_set1_ps(largest)));
+        const float highest = _mm512_cvtss_f32(_mm512_getexp_ps(_mm512_set1_ps(largest)));
+        if (_mm512_reduce_add_ps(powers) < (highest - MOST_APART) * (float)_mm512_reduce_add_epi32(present)) return false;
+        power = 22 - (int)highest;
         // Three signed digits of a byte reach up to 127 * (65536 + 256 + 1).
         if (_mm512_cvtss_f32(_mm512_scalef_ps(_mm512_set1_ps(largest), _mm512_set1_ps((float)power))) > 8355711.0f) power--;
     }
@@ -133,8 +144,8 @@ APART void exact_product(const Quantized& w, const float* x, long x_row, float* 
     for (long r = 0; r < rows; r += most, x += most * x_row, to += most * to_row) {
         const long some = rows - r < most ? rows - r : most;
         FixedPoint fixed[Quantized::MOST_EXACT];
-        bool finite[Quantized::MOST_EXACT];
-        for (long k = 0; k < some; k++) finite[k] = digits_of(x + k * x_row, w.columns, digits + 3 * k * plane, plane, fixed + k);
+        bool fits[Quantized::MOST_EXACT];
+        for (long k = 0; k < some; k++) fits[k] = digits_of(x + k * x_row, w.columns, digits + 3 * k * plane, plane, fixed + k);
         for (long i = first; i < last; i += n) {
             const long now = last - i < n ? last - i : n;
             const int8_t* at = (const int8_t*)(w.at + i * w.row);
@@ -153,11 +164,11 @@ APART void exact_product(const Quantized& w, const float* x, long x_row, float* 
                                  : direct && some == 1 ? byte_dots_once
                                                        : byte_dots;
             for (long k = 0; k < some; k++)
-                if (finite[k])
+                if (fits[k])
                     dots_of(at, row, digits + 3 * k * plane, plane, w.columns, fixed[k], w.scales + i, to + k * to_row + i, now);
         }
         for (long k = 0; k < some; k++)
-            if (!finite[k]) float_product(w, x + k * x_row, x_row, to + k * to_row, to_row, 1, first, last, memory + w.exact_memory());
+            if (!fits[k]) float_product(w, x + k * x_row, x_row, to + k * to_row, to_row, 1, first, last, memory + w.exact_memory());
     }
 }
 

@@ -237,7 +237,7 @@ def _digits(value: float) -> str:
 
 def headline() -> str:
     """README: everything measured, as far as results exist."""
-    parts = [part for part in (speed(), besides()) if part]
+    parts = [part for part in (speed(), accuracy(brief=True), besides()) if part]
     source = "From `benchmarks/results`, filled in by `python docs/generate.py`; `make bench` measures speed anew."
     return "\n\n".join([*parts, source]) if parts else "No measurement is in `benchmarks/results` yet."
 
@@ -250,38 +250,38 @@ def speed() -> str:
     whole = [g for g in lstm["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
     if not products and not whole:
         return ""
-    head, lines = ["format"], [[f"`{label}`"] for label in LABELS[1:]]
-    for label, line in zip(LABELS[1:], lines, strict=True):
-        cases = [_case(group, f"{label} unshared") for group in products]
-        line += [_times(case, "dense") + "x" if case else "" for case in cases]
-        line += [_lstm(group, label) for group in whole]
-    titles = [group["title"].removeprefix("UCF11, ").removesuffix(", 1 thread") for group in whole]
-    head += ["x W" for _ in products] + [
-        title.replace(" x 6 frames", "").replace(" x 1 frames", "") for title in titles
-    ]
+    lines = [[label, *(_lstm(group, label) for group in whole)] for label in LABELS[1:]]
+    head = ["format", *(group["title"].split(", ", 1)[1].removesuffix(", 1 thread") for group in whole)]
+    for words in (" x 6 frames", " x 1 frames", ", inference", " step"):
+        head = [title.replace(words, "") for title in head]
+    cases = [(label, _case(group, f"{label} unshared")) for group in products for label in LABELS[1:]]
+    alone = ", ".join(f"{label} {_times(case, 'dense')}x" for label, case in cases if case)
     return (
-        "How many times faster than torch's the UCF11 layer is, one thread: the product x W of 96 rows, and the whole "
-        f"LSTM on clips of 6 frames (batch 16) or one frame (batch 1).\n\n{table(head, lines)}"
+        "How many times faster than torch's the UCF11 LSTM is on one thread, in inference and in a training step; "
+        f"clips of 6 frames in batches of 16, one frame in a batch of 1:\n\n{table(head, lines)}\n\n"
+        f"The product x W alone, 96 rows: {alone}."
     )
 
 
-def accuracy() -> str:
-    """Cross validation on real video, from benchmarks/results/surveillance.json."""
+def accuracy(brief: bool = False) -> str:
+    """Cross validation on real video, from benchmarks/results/surveillance.json; `brief` fits a phone."""
     data = read("surveillance")
     if data is None:
         return ""
+    head = ("real video, two classes", "accuracy", "sd over folds", "runs", "parameters of W", "ratio of W", "of model")
     lines = [
         [f"`{'dense' if row['format'] == 'Ori' else row['format']}`", f"{row['accuracy']:.1f}%",
          f"{row['spread_over_folds']:.1f}", f"{row['runs']}", f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x",
          f"{row['ratio_model']:,.1f}x"]
         for row in data["rows"]
     ]  # fmt: skip
-    head = ("real video, two classes", "accuracy", "sd over folds", "runs", "parameters of W", "ratio of W", "of model")
-    scores = [row["accuracy"] for row in data["rows"]]
-    honest = (
-        f"The formats lie {min(scores) - 50:.0f} to {max(scores) - 50:.0f} points above chance and within each other's "
-        "spread: raw pixels of 300 clips do not separate them."
-    )
+    above = [row["accuracy"] - 50 for row in data["rows"]]
+    honest = f"The formats lie {min(above):.0f} to {max(above):.0f} points above chance, within each other's spread: "
+    honest += "raw pixels of 300 clips do not separate them."
+    if brief:
+        few = [[line[0].strip("`"), f"{line[1]} ± {line[2]}", line[4]] for line in lines]
+        about = "Accuracy on 300 real clips of two classes, mean and standard deviation over 5 folds; chance is 50%:"
+        return f"{about}\n\n{table(('format', 'accuracy', 'parameters of W'), few)}\n\n{honest}"
     return f"{table(head, lines)}\n\n{data['protocol']} {honest}"
 
 

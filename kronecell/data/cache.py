@@ -118,6 +118,7 @@ class Store:
             )
             self.bad: tuple[BadFile, ...] = tuple(BadFile(b["path"], b["reason"]) for b in manifest["bad"])
             self.files: tuple[str, ...] = tuple(c["file"] for c in manifest["clips"])
+            self._checksums = tuple(c["crc32"] for c in manifest["clips"])
             self.width, self.height = int(manifest["settings"]["width"]), int(manifest["settings"]["height"])
             self.channels = int(manifest["settings"].get("channels", 3))
         except (KeyError, TypeError, ValueError) as error:
@@ -211,7 +212,7 @@ class Store:
             path = self._path(i)
             header, offset = read_header(path)
             record = self.manifest["clips"][i]
-            expected = record["crc32"], record["frames"], self.width, self.height
+            expected = self._checksums[i], record["frames"], self.width, self.height
             if (header.crc32, header.num_frames, header.width, header.height) != expected:
                 raise DataError(
                     f"{printable(path)}: is not the file its manifest names; run kronecell data prepare again"

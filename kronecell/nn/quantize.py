@@ -138,7 +138,7 @@ def check_options(module: Any, bits: Any, group: Any) -> None:
     """Refuse what is not a module, bits or a group."""
     if not isinstance(module, nn.Module):
         raise ShapeError(f"quantize takes a torch module, got {type(module).__name__}")
-    if isinstance(bits, bool) or bits not in BITS:
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
         raise ShapeError(f"bits must be a whole number from 3 to 8, got {bits!r}")
     whole = isinstance(group, int) and not isinstance(group, bool) and group > 0
     if not (whole or group is None or group == "row"):
@@ -242,6 +242,8 @@ def _ours(module: nn.Module) -> nn.Module:
 
 
 def _check_dtype(weight: Tensor, name: str) -> None:
+    if weight.is_meta:
+        raise ShapeError(f"{name or 'the weight'} is on the meta device: it has no numbers that could be rounded")
     if weight.dtype not in (torch.float32, torch.float64):
         raise ShapeError(f"{name or 'the weight'} has dtype {weight.dtype}: quantize takes float32 or float64")
 

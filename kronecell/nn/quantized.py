@@ -112,7 +112,7 @@ class QuantizedLinear(Integers):
         """A matrix of torch's layout, rounded; without a group, the one that is chosen by error."""
         weight = weight.detach()
         check_finite(weight, name)
-        group = chosen_group(weight, bits) if group is None else group
+        group = chosen_group(weight, bits) if group is None else _within(group, weight)
         rows, columns = weight.shape
         layer = cls(rows, columns, bits, group, bias is not None, weight.device, weight.dtype)
         layer.store(weight)
@@ -179,7 +179,7 @@ class QuantizedFactor(Integers):
         found: list[tuple[float, int, QuantizedFactor]] = []
         for leg in legs:
             matrix = _as_matrix(tensor, leg)
-            own = chosen_group(matrix, bits) if group is None else group
+            own = chosen_group(matrix, bits) if group is None else _within(group, matrix)
             made = cls((*tensor.shape,), leg, bits, own, tensor.device, tensor.dtype)
             made.store(matrix)
             found.append((made.error * 2 ** (8 * made.num_bytes / tensor.numel()), len(found), made))
@@ -198,6 +198,11 @@ class QuantizedFactor(Integers):
 
     def extra_repr(self) -> str:
         return f"{self.shape}, {self.bits_text()}"
+
+
+def _within(group: int, matrix: Tensor) -> int:
+    """A group of all columns, or more than there are, is a row."""
+    return group if group < matrix.shape[1] else 0
 
 
 LONG = 16  # weights of a row of a factor, at least: a scale is as large as four integers of 8 bits

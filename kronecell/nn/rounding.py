@@ -30,7 +30,7 @@ FEW = 0.9  # a line with fewer distinct weights than this share may have a scale
 def rounded(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """int8 integers (rows, columns) and scales (rows, groups) of a matrix; group 0 is one scale for a whole row."""
     rows, columns = weight.shape
-    wide = group or columns
+    wide = min(group, columns) or columns
     padded = F.pad(weight, (0, -columns % wide)) if wide else weight
     lines = padded.reshape(-1, wide) if wide else padded
     each = max(1, CHUNK // max(wide, 1))

@@ -53,7 +53,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
         for size in planes(bits):
             plane = (block >> low) & (2**size - 1)
             shifts = torch.arange(0, 8, size, dtype=torch.int32, device=integers.device)
-            parts.append((plane.reshape(rows, 8 // size, -1) << shifts[:, None]).sum(1))
+            parts.append((plane.reshape(rows, 8 // size, block.shape[1] * size // 8) << shifts[:, None]).sum(1))
             low += size
     if not parts:
         return integers.new_empty(rows, 0, dtype=torch.uint8)
@@ -90,7 +90,7 @@ def _unpacked(stored: Tensor, bits: int, block: int) -> Tensor:
 def dequantized(stored: Tensor, scales: Tensor, bits: int, group: int, columns: int) -> Tensor:
     """The weights (rows, columns) in the dtype of the scales."""
     integers = unpack(stored, bits, columns).to(scales.dtype)
-    return integers * (scales if group == 0 else scales.repeat_interleave(group, 1)[:, :columns])
+    return integers * (scales if group == 0 else scales.repeat_interleave(min(group, columns), 1)[:, :columns])
 
 
 def check_storage(stored: Tensor, scales: Tensor, bits: int, group: int, columns: int) -> None:

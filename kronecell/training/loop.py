@@ -25,6 +25,7 @@ from kronecell.training.distributed import World
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine")
 RATES = ("uniform", "structure")
+WARM_UP = 0.1  # of max_seconds
 
 
 class Interrupted(Exception):
@@ -233,11 +234,15 @@ def _add(progress: Progress, sums: list[float], seconds: float) -> None:
 
 
 def _schedule(settings: TrainSettings, progress: Progress, steps: int) -> float:
-    """The factor of the learning rate: a function of the step, or of the time where that is limited, without state."""
+    """The factor of the learning rate: a function of the step, or of the time where that runs out first; without state.
+
+    The first WARM_UP of the time is not compared with the steps: first calls are slow, and a run that has time enough
+    would otherwise be another one on every machine and at every start.
+    """
     if settings.schedule == "constant":
         return 1.0
     done = (progress.epoch * steps + progress.step) / (settings.epochs * steps)
-    if settings.max_seconds:
+    if settings.max_seconds and progress.seconds >= WARM_UP * settings.max_seconds:
         done = max(done, min(progress.seconds / settings.max_seconds, 1.0))
     return 0.5 * (1.0 + math.cos(math.pi * done))
 

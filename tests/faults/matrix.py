@@ -25,7 +25,7 @@ FAULTS = {
     "two": "two processes at once",
 }
 MOST = 30
-FEWER = {"train": 10, "export": 5}  # of the slow works; kills of a training are tried at all of MOST
+FEWER = {"train": 10, "sweep": 4, "export": 5}  # of the slow works; kills of a training are tried at all of MOST
 SIZES = (10, 300, 2000, 6000, 12_000, 20_000)
 
 
@@ -53,7 +53,11 @@ def undisturbed(work: str, inputs: Path, out: Path) -> Wanted:
     begin(work, inputs, out)
     ending = in_child(partial(WORKS[work].do, inputs), out)
     assert ending.error == "", ending.error
-    return Wanted(WORKS[work].bits(out), ending.places)
+    bits, inside = WORKS[work].bits(out), WORKS[work].inside
+    if inside is not None:
+        begin(work, inputs, out)
+        ending = in_child(partial(inside, inputs), out)
+    return Wanted(bits, ending.places)
 
 
 def places_of(count: int, most: int) -> list[int]:
@@ -88,7 +92,11 @@ class Trial:
         if fault == "two":
             how, bad = self._two()
         else:
-            with _children_too(self.out, Fault(fault, place), self.work == "prepare"):
+            # A killed decoder is another test's; sizes are inherited.
+            elsewhere = fault != "size" and (
+                work.inside is not None or (self.work == "prepare" and fault not in ("kill", "torn"))
+            )
+            with _children_too(self.out, Fault(fault, place), elsewhere):
                 ending = in_child(partial(work.do, self.inputs), self.out, Fault(fault, place))
             how = "killed" if ending.killed else "one line" if ending.error else "done"
             bad = (
@@ -124,13 +132,15 @@ class Trial:
             thread.join()
         errors = [ending.error for ending in endings if ending.error]
         bad = next((error for error in errors if "Traceback" in error), "")
+        if len(errors) == 2 and WORKS[self.work].inside is not None:  # each may have begun what the other one wants
+            return "each is refused a part", bad
         return ("one is refused" if errors else "both are done"), bad or ("both failed" if len(errors) == 2 else "")
 
 
 @contextmanager
 def _children_too(root: Path, fault: Fault, wanted: bool) -> Iterator[None]:
-    """The decoding processes of `prepare` have the same faults, by their start-up file."""
-    if not wanted or fault.kind in ("kill", "torn", "size"):  # a killed decoder is another test's; sizes are inherited
+    """Decoding processes of `prepare` and runs of `sweep` have the same faults, by their start-up file."""
+    if not wanted:
         yield
         return
     site = root.with_name("site")

@@ -21,7 +21,7 @@ from kronecell.compress.statefile import read_model
 from kronecell.data import find_dataset, open_store, prepare, write_synthetic
 from kronecell.training.checkpoint import load_tensors
 from kronecell.training.run import run
-from tests.training_cases import tiny
+from tests.training_cases import tiny, toml_file
 
 RUN = Path("tiny") / "fold0-seed0"
 TIMES = ("second", "_ms", "latency", "clips_per_second")
@@ -29,11 +29,15 @@ TIMES = ("second", "_ms", "latency", "clips_per_second")
 
 @dataclass(frozen=True)
 class Work:
-    """`do` fills a folder from the inputs; `bits` is what has to be the same; `whole` raises if a reader would."""
+    """`do` fills a folder from the inputs; `bits` is what has to be the same; `whole` raises if a reader would.
+
+    `inside` is what the processes do that `do` starts, where the faults are theirs: it is how their places are counted.
+    """
 
     do: Callable[[Path, Path], object]
     bits: Callable[[Path], dict[str, str]]
     whole: Callable[[Path], object]
+    inside: Callable[[Path, Path], object] | None = None
 
 
 def make_inputs(folder: Path) -> Path:
@@ -41,6 +45,7 @@ def make_inputs(folder: Path) -> Path:
     videos = write_synthetic(folder / "videos", 2, 2, (32, 24), 8, progress=False)
     prepare(find_dataset(videos), folder / "store", 32, 24, workers=1, progress=False, folds=2)
     torch.manual_seed(0)
+    toml_file(folder, epochs=2, workers=1)
     kc.save(kc.LSTM(24, 16, input_format="tt:r=2"), folder / "module")
     model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(24, 16), "head": torch.nn.Linear(16, 2)})
     save_file(model.state_dict(), folder / "weights.safetensors")
@@ -52,7 +57,10 @@ def _train(inputs: Path, out: Path) -> None:
 
 
 def _train_bits(out: Path) -> dict[str, str]:
-    folder = out / RUN
+    return _run_bits(out / RUN)
+
+
+def _run_bits(folder: Path) -> dict[str, str]:
     record = json.loads((folder / "checkpoint.json").read_text())
     tensors = load_tensors(folder / record["tensors"])  # weights, optimiser, and the generators of torch and numpy
     found = {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in tensors.items()}
@@ -69,6 +77,26 @@ def _train_bits(out: Path) -> dict[str, str]:
 def _train_whole(out: Path) -> None:
     if (out / RUN / "best.safetensors").exists():
         kc.load(out / RUN)
+
+
+def _sweep(inputs: Path, out: Path) -> None:
+    words = ["--data", str(inputs / "store"), "--out", str(out), "--folds", "0,1", "--threads", "1", "--jobs", "2"]
+    _command("sweep", str(inputs / "tiny.toml"), *words)
+
+
+def _each_run(out: Path) -> list[Path]:
+    return sorted(path for path in out.glob("tiny/*") if path.is_dir())
+
+
+def _sweep_bits(out: Path) -> dict[str, str]:
+    runs = {folder.name: _run_bits(folder) for folder in _each_run(out)}
+    return {f"{run}/{name}": value for run, bits in runs.items() for name, value in bits.items()}
+
+
+def _sweep_whole(out: Path) -> None:
+    for folder in _each_run(out):
+        if (folder / "best.safetensors").exists():
+            kc.load(folder)
 
 
 def _prepare(inputs: Path, out: Path) -> None:
@@ -99,9 +127,13 @@ def _save_whole(out: Path) -> None:
 
 def _compress(inputs: Path, out: Path) -> None:
     words = [str(inputs / "weights.safetensors"), str(out / "small"), "--rule", "rnn=tt:r=2"]
+    _command("compress", *words)
+
+
+def _command(*words: str) -> None:
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         try:
-            main(["compress", *words])
+            main([*words])
         except SystemExit as end:
             if end.code:
                 raise kc.KronecellError(f"exit {end.code}") from None
@@ -131,6 +163,7 @@ def _export_whole(out: Path) -> None:
 
 WORKS: dict[str, Work] = {
     "train": Work(_train, _train_bits, _train_whole),
+    "sweep": Work(_sweep, _sweep_bits, _sweep_whole, inside=_train),
     "prepare": Work(_prepare, _files, _prepare_whole),
     "save": Work(_save, _files, _save_whole),
     "compress": Work(_compress, _compress_bits, _compress_whole),

@@ -19,13 +19,18 @@ SPLICES: tuple[bytes, ...] = (
 )  # fmt: skip
 
 
+def strange(chance: random.Random) -> Any:
+    """One of STRANGE, its own copy: the next change may be inside it."""
+    return copy.deepcopy(chance.choice(STRANGE))
+
+
 def json_values(chance: random.Random, value: Any) -> Any:
     """The document with one to three of its values changed, dropped, doubled or swapped with another."""
     value = json.loads(json.dumps(value))
     for _ in range(chance.randint(1, 3)):
         places = list(_places(value))
         if not places:
-            return chance.choice(STRANGE)
+            return strange(chance)
         holder, key = chance.choice(places)
         kind = chance.randrange(6)
         if kind == 0:
@@ -45,7 +50,7 @@ def json_values(chance: random.Random, value: Any) -> Any:
                 text[:at] + chance.choice(("", "0", "9", "x", "=", ",", ":", "\0")) + text[at + chance.randrange(2) :]
             )
         else:
-            holder[key] = chance.choice(STRANGE)
+            holder[key] = strange(chance)
     return value
 
 

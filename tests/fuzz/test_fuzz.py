@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz import mutate
 from tests.fuzz.driver import corpus, fault_of, fuzz
 from tests.fuzz.targets import TARGETS, Target
 
@@ -37,3 +40,10 @@ def test_mutations_end_in_one_of_our_errors(target: Target) -> None:
 def test_many_mutations_end_in_one_of_our_errors(target: Target) -> None:
     count = MANY.get(target.name, 225)
     assert fuzz(target, range(1000, 1000 + count)) == (count, [])
+
+
+def test_a_seed_is_the_same_mutation_whatever_was_mutated_before() -> None:
+    value = {"a": [1, {"b": "tt:r=2"}, [2, 3]], "c": 1.5}
+    first = [mutate.json_values(random.Random(seed), value) for seed in range(3000)]
+    again = [json.dumps(mutate.json_values(random.Random(seed), value)) for seed in range(3000)]
+    assert [json.dumps(found) for found in first] == again

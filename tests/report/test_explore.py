@@ -75,6 +75,7 @@ def test_latency_is_measured(server: Server) -> None:
     status, reply = ask(server, "/api/measure", **small)
     assert status == 200 and float(str(reply["ms"])) > 0 and float(str(reply["dense_ms"])) > 0
     assert measured(BASE | {"rows": "1000000"})["ms"] is None
+    assert measured({"kind": "dense", "M": "100000", "N": "1000", "rows": "1", "gates": "4"})["ms"] is None
 
 
 @pytest.mark.parametrize(

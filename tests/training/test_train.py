@@ -50,6 +50,23 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(store: Stor
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
 
 
+@pytest.mark.parametrize(("before", "same"), [(9.0, True), (60.0, False)])
+def test_a_time_limit_that_is_not_reached_changes_nothing_however_slow_the_first_steps_are(
+    store: Store,  # noqa: F811
+    before: float,
+    same: bool,
+) -> None:
+    """The demo was another run at each start: its learning rate followed the time of the first calls."""
+    experiment, found = tiny(schedule="cosine", max_seconds=100.0), []
+    for settings, seconds in ((experiment, before), (tiny(schedule="cosine"), 0.0)):
+        torch.manual_seed(0)
+        model = settings.build_model(len(store.classes))
+        inside, outside = loaders(settings, store, 0, 0)
+        fit(model, inside, outside, settings.train_settings(0), progress=Progress(seconds=seconds))
+        found.append([*model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) == same
+
+
 def test_reading_ahead_changes_nothing(store: Store) -> None:  # noqa: F811
     one, two = train(store)[0], train(store, workers=2)[0]
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

@@ -158,7 +158,8 @@ def measured(fields: Mapping[str, str]) -> dict[str, Any]:
     """Milliseconds of the product as a layer runs it, and of a dense layer where that is small enough."""
     question = Question(fields)
     plan = choices.plan(question.product)
-    elements = max(plan.peak, question.rows * question.M)
+    weights = question.gates * question.format.num_params
+    elements = max(plan.peak, question.rows * question.M, weights)
     if plan.macs * question.rows > MEASURED_MACS or elements > MEASURED_ELEMENTS:
         return {"ms": None, "dense_ms": None, "why": "too large to be measured while you wait; choose fewer rows"}
     layer = TensorLinear(question.format, gates=question.gates, shared=question.shared, bias=False).eval()
