@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.training.classifier import VideoClassifier
     from kronecell.training.predict import Prediction, Preprocessing
     from kronecell.training.saved import load
+    from kronecell.training.sparsity import SparsitySchedule, train_sparsity
 
 __version__ = "0.2.0"
 
@@ -58,6 +59,7 @@ _CONTENTS = {
     "training.classifier": ("VideoClassifier",),
     "training.predict": ("Prediction", "Preprocessing"),
     "training.saved": ("load",),
+    "training.sparsity": ("SparsitySchedule", "train_sparsity"),
     "compress": ("compress",),
     "compress.suggest": ("suggest",),
 }
@@ -92,6 +94,7 @@ __all__ = [
     "Preprocessing",
     "RankError",
     "ShapeError",
+    "SparsitySchedule",
     "TensorLinear",
     "Tucker",
     "VideoClassifier",
@@ -110,6 +113,7 @@ __all__ = [
     "save",
     "save_choices",
     "suggest",
+    "train_sparsity",
     "tune",
 ]
 

@@ -43,8 +43,13 @@ def largest_places(sizes: Tensor, sparse: Sparse) -> Tensor:
 
     Where the next large one is further away than an index can say, entries between them are kept, too.
     """
+    if sparse.count == sparse.places:
+        return torch.arange(sparse.places, device=sizes.device)
     order = sizes.argsort(descending=True, stable=True)
     longest = sparse.longest_gap
+    largest = order[: sparse.count].sort().values
+    if not len(_between(largest, longest)):
+        return largest
     low, high = 0, sparse.count  # of the largest, how many fit beside those that are needed between them
     while low < high:
         middle = (low + high + 1) // 2

@@ -52,10 +52,9 @@ class SparseMatrix(nn.Module):
 
     @torch.no_grad()
     def resize(self, values: Tensor, places: Tensor) -> None:
-        """Other values at other places, as many as there are; the parameter stays the same object."""
+        """Other values at other places, as a new parameter: graphs remember the shape of the old one."""
         self.size = replace(self.size, count=len(places))
-        self.entries.data = values.contiguous()
-        self.entries.grad = None
+        self.entries = nn.Parameter(values.contiguous(), self.entries.requires_grad)
         self.places = places
         self.gaps = gaps_of(places, self.size)
 

@@ -22,7 +22,10 @@ from kronecell.ops.registration import operator
 def dense_of(values: Tensor, places: Tensor, outputs: int, inputs: int) -> Tensor:
     """S as a dense matrix; differentiable."""
     block = values.shape[1]
-    rows = values.new_zeros(outputs // block * inputs, block).index_copy(0, places, values)
+    everywhere = outputs // block * inputs
+    if len(values) == everywhere:  # in order: there is nothing to place
+        return values.reshape(-1, inputs, block).transpose(1, 2).reshape(outputs, inputs)
+    rows = values.new_zeros(everywhere, block).index_copy(0, places, values)
     return rows.reshape(-1, inputs, block).transpose(1, 2).reshape(outputs, inputs)
 
 
