@@ -194,9 +194,9 @@ def shown() -> list[str]:
     while todo:
         path, command = todo.pop(0)
         todo += [(f"{path} {name}".strip(), sub) for name, sub in getattr(command, "commands", {}).items()]
-        example = re.search(r"Example: (.*?)(?:\n\n|\Z)", command.help or "", re.S)
-        if example and path != "explore":
-            lines += [line.strip() for line in " ".join(example[1].split()).split("&&")]
+        for example in re.findall(r"Example: (.*?)(?:\n\n|\Z)", command.help or "", re.S):
+            if path != "explore":
+                lines += [line.strip() for line in " ".join(example.split()).split("&&")]
     return [*dict.fromkeys(lines)]
 
 
