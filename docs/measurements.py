@@ -1,0 +1,231 @@
+"""Parts of README.md and docs/ that come from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pictures import LABELS
+
+from kronecell.formats import parse
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+NOTHING = "No measurement is in `benchmarks/results` yet; `python -m benchmarks.surveillance` makes one."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """A Markdown table; all but the first `texts` columns are aligned to the right."""
+    marks = ["---" if i < texts else "---:" for i in range(len(head))]
+    lines = [head, marks, *rows]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" if line is not marks else "|" + "|".join(line) + "|" for line in lines
+    )
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A result file, None before it has been made."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def measured() -> str:
+    """Times of the products, from benchmarks/results/projection.json."""
+    data = read("projection")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.projection` makes one."
+    parts = []
+    for group in data["groups"]:
+        if group["dataset"] != "UCF11" or group["threads"] != 1 or group["rows"] not in (1, 96):
+            continue
+        lines = []
+        for label in ("TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)", "LowRank", "CP", "Tucker", "KT"):
+            case = _case(group, f"{label} unshared")
+            if case:
+                lines.append([label, f"{1e3 * case['seconds']:.3g}", _times(case, "dense")])
+        dense = group["cases"].get("dense")
+        if dense:
+            lines.insert(0, ["dense", f"{1e3 * dense['seconds']:.3g}", "1"])
+        parts.append(f"{group['title']}:\n\n{table(('layer', 'ms', 'times faster than dense'), lines)}")
+    about = "x W of the UCF11 layer for all four gates, from `benchmarks/results/projection.json`."
+    return "\n\n".join([about, *parts])
+
+
+def _case(group: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """A layer as it runs: tuned if that is another way, else as the cost model has it."""
+    return group["cases"].get(f"{name} auto") or group["cases"].get(f"{name} untuned")
+
+
+def _times(case: dict[str, Any], reference: str) -> str:
+    over = case.get("over", {}).get(reference)
+    return _digits(1 / over["seconds"]) if over else ""
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, large numbers as a person writes them."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def headline() -> str:
+    """README: everything measured, as far as results exist."""
+    parts = [part for part in (speed(), accuracy(brief=True), besides()) if part]
+    source = "From `benchmarks/results`, filled in by `python docs/generate.py`; `make bench` measures speed anew."
+    return "\n\n".join([*parts, source]) if parts else "No measurement is in `benchmarks/results` yet."
+
+
+def speed() -> str:
+    """How many times faster than torch: products and whole LSTMs."""
+    lstm, projection = read("lstm") or {"groups": []}, read("projection") or {"groups": []}
+    wanted_group = ("UCF11", 96, False, 1)
+    products = [g for g in projection["groups"] if (g["dataset"], g["rows"], g["grad"], g["threads"]) == wanted_group]
+    whole = [g for g in lstm["groups"] if (g["dataset"], g["threads"]) == ("UCF11", 1)]
+    if not products and not whole:
+        return ""
+    lines = [[label, *(_lstm(group, label) for group in whole)] for label in LABELS[1:]]
+    head = ["format", *(group["title"].split(", ", 1)[1].removesuffix(", 1 thread") for group in whole)]
+    for words in (" x 6 frames", " x 1 frames", ", inference", " step"):
+        head = [title.replace(words, "") for title in head]
+    cases = [(label, _case(group, f"{label} unshared")) for group in products for label in LABELS[1:]]
+    alone = ", ".join(f"{label} {_times(case, 'dense')}x" for label, case in cases if case)
+    return (
+        "How many times faster than torch's the UCF11 LSTM is on one thread, in inference and in a training step; "
+        f"clips of 6 frames in batches of 16, one frame in a batch of 1:\n\n{table(head, lines)}\n\n"
+        f"The product x W alone, 96 rows: {alone}."
+    )
+
+
+def accuracy(brief: bool = False) -> str:
+    """Cross validation on real video, from benchmarks/results/surveillance.json; `brief` fits a phone."""
+    data = read("surveillance")
+    if data is None:
+        return ""
+    head = ("real video, two classes", "accuracy", "sd over folds", "runs", "parameters of W", "ratio of W", "of model")
+    lines = [
+        [f"`{'dense' if row['format'] == 'Ori' else row['format']}`", f"{row['accuracy']:.1f}%",
+         f"{row['spread_over_folds']:.1f}", f"{row['runs']}", f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x",
+         f"{row['ratio_model']:,.1f}x"]
+        for row in data["rows"]
+    ]  # fmt: skip
+    above = [row["accuracy"] - 50 for row in data["rows"]]
+    honest = f"The formats lie {min(above):.0f} to {max(above):.0f} points above chance, within each other's spread: "
+    honest += "raw pixels of 300 clips do not separate them."
+    if brief:
+        few = [[line[0].strip("`"), f"{line[1]} ± {line[2]}", line[4]] for line in lines]
+        about = "Accuracy on 300 real clips of two classes, mean and standard deviation over 5 folds; chance is 50%:"
+        return f"{about}\n\n{table(('format', 'accuracy', 'parameters of W'), few)}\n\n{honest}"
+    return f"{table(head, lines)}\n\n{data['protocol']} {honest}"
+
+
+def letters(brief: bool = False) -> str:
+    """Lip reading with fair training, from benchmarks/results/letters.json; `brief` fits a phone."""
+    data = read("letters")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.letters` makes one."
+
+    def whole(value: float) -> str:
+        return f"{100 * value:.1f}%"
+
+    def span(pair: Sequence[float] | None) -> str:
+        return "" if pair is None else f"{100 * pair[0]:.0f} to {100 * pair[1]:.0f}"
+
+    def gap(triple: Sequence[float] | None) -> str:
+        return "" if triple is None else f"{100 * triple[0]:+.1f} ({100 * triple[1]:+.1f} to {100 * triple[2]:+.1f})"
+
+    rows = sorted(data["table"], key=lambda row: -row["accuracy"])
+    lines = [
+        [row["name"], whole(row["accuracy"]), span(row["interval"]), gap(row["difference"]), f"{row['params_w']:,}",
+         f"{row['ratio_w']:,.0f}x", f"{row['settings']['learning_rate']:g}"]
+        for row in rows
+    ]  # fmt: skip
+    head: tuple[str, ...] = (
+        "LSTM over raw pixels",
+        "accuracy",
+        "95%",
+        "minus dense",
+        "parameters of W",
+        "ratio of W",
+        "rate",
+    )
+    if brief:
+        lines = [[line[0], f"{line[1]} ({line[2]})", line[4]] for line in lines]
+        head = ("LSTM", "accuracy, 95%", "weights of W")
+    seeds = sorted({row["seeds"] for row in rows})
+    runs = (
+        f"{seeds[0]} seed"
+        if seeds == [1]
+        else f"{seeds[0]} to {seeds[-1]} seeds"
+        if len(seeds) > 1
+        else f"{seeds[0]} seeds"
+    )
+    beside = "; ".join(f"{row['name']} {whole(row['accuracy'])} ({span(row['interval'])})" for row in data["besides"])
+    compressed = [row for row in rows if row["difference"] is not None]
+    better = [row["name"] for row in compressed if row["difference"][1] > 0]
+    worse = [row["name"] for row in compressed if row["difference"][2] < 0]
+    verdict = (
+        f"Told apart from dense by a 95% interval of the difference. Better: {'; '.join(better) or 'none'}. Worse: "
+        f"{'; '.join(worse) or 'none'}."
+    )
+    return "\n\n".join(
+        [
+            table(head, lines),
+            "26 letters from the lips of 10 people (AVLetters, 40 x 30 grey pixels, whole clips); trained on two "
+            f"repetitions, tested on the third, {runs}. Every format had the same five trials on the training clips "
+            f"alone; accuracy of the last epoch, chance is 4%. {verdict}"
+            + (f" On the same clips: {beside}." if beside else ""),
+        ]
+    )
+
+
+def besides() -> str:
+    """One line for each of the other results."""
+    lines, video, fits = [], read("data"), read("decompose")
+    if video:
+        ratio = video["decode"]["ratio_without_startup"]
+        lines.append(f"- Decoding video: {ratio:.2f} times the frames a second of ffmpeg, one thread each.")
+    if fits:
+        ratios = [row["time_ratio"] for row in fits["tensorly"]]
+        errors = [row["error_ratio"] for row in fits["tensorly"]]
+        lines.append(
+            f"- Decompositions against tensorly: {1 / max(ratios):.1f} to {1 / min(ratios):.1f} times as fast, errors "
+            f"{min(errors):.2f} to {max(errors):.2f} of its."
+        )
+    return "\n".join(lines)
+
+
+def _lstm(group: dict[str, Any], label: str) -> str:
+    faster = group["cases"].get(f"{label} unshared", {}).get("faster")
+    return f"{_digits(faster['seconds'])}x" if faster else ""
+
+
+def fits() -> str:
+    """Errors of fitting a random matrix at the paper's ranks, from benchmarks/results/decompose.json."""
+    data = read("decompose")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.decompose` makes one."
+    lines = []
+    for row in data["paper"]:
+        fmt = parse(row["format"])
+        lines.append([row["name"], f"{fmt.network(4).num_params:,}", f"{row['error']:.4f}", f"{row['seconds']:.0f}"])
+    head = ("format", "parameters, four gates", "relative error of the fit", "seconds")
+    return f"{table(head, lines)}\n\nFrom `benchmarks/results/decompose.json` (`python -m benchmarks.decompose`)."
+
+
+def sizes() -> str:
+    """Recurrent layers of everyday sizes beside torch's, from benchmarks/results/recurrence.json."""
+    data = read("recurrence")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.recurrence` makes one."
+    columns: dict[str, None] = {}
+    found: dict[str, dict[str, str]] = {}
+    for group in data["groups"]:
+        column = "training" if group["grad"] else f"{group['batch']} x {group['steps']}"
+        columns[column] = None
+        line = found.setdefault(f"{group['cell']} {group['size']}, `{group['recipe']}`", {})
+        line[column] = f"{_digits(group['faster']['torch.nn']['seconds'])}x"
+    lines = [[name, *(line.get(column, "") for column in columns)] for name, line in found.items()]
+    about = (
+        "W and U in the format, input size and hidden size the same, one thread: times faster than `torch.nn` (batch x "
+        "steps, frozen for inference). From `benchmarks/results/recurrence.json`, which has int8 and ONNX Runtime, too."
+    )
+    return f"{about}\n\n{table(('layer', *columns), lines)}"
