@@ -60,7 +60,7 @@ LATER = ("KCP (16,4,2), all, own", "CP, rank 6", "Tucker, rank 4")  # begun when
 FIRST = (DENSE, "KCP (4,4,2), all", "TT, rank 4", "low rank 4, own")  # on talkers that were never seen
 RATES = (1e-3, 4e-3, 1.6e-2)
 SWEEP = (DENSE, "KCP (4,4,2), all", "TT, rank 4")
-LOWER = 2.5e-4  # a rate below those of the search, for the study of rates
+LOWER, HIGHER = 2.5e-4, 6.4e-2  # rates beside those of the search, for the study of rates
 NARROW = {"hidden": 32, "modes": ("n=4x4x8", "n=4x4x2"), "rows": ("n=128", "n=32")}
 BASE: dict[str, Any] = {
     "dataset": "avletters", "width": 40, "height": 30, "channels": 1, "frames": 0, "hidden": 128, "epochs": 30,
@@ -166,6 +166,9 @@ def rounds(study: Study) -> Iterator[Callable[[], object]]:
     yield from tests(study, names, 0)
     yield from baselines.rounds(study, trials, best_of, 0, (baselines.RIDGE,))
     yield from sweep_pieces(study, True)
+    for name in SWEEP:
+        if name in study.formats:
+            yield lambda name=name: tested_by_structure(study, name, 0)
     yield from baselines.rounds(study, trials, best_of, 0, (baselines.CNN,))
     yield from tests(study, names, 1)
     yield from baselines.rounds(study, trials, best_of, 0)
@@ -197,6 +200,14 @@ def tested(study: Study, name: str, seed: int) -> dict[str, Any]:
     return one_run(study, f"test-{slug(name)}", {**best_of(search(study, name)), "paper": ""}, "repetition", 2, seed)
 
 
+def tested_by_structure(study: Study, name: str, seed: int) -> dict[str, Any]:
+    """With rates by structure, at the best rate of the study of rates."""
+    wide = int(study.base["hidden"])
+    places = [piece for piece in sweep_settings(study) if piece[:3] == (name, "structure", wide)]
+    found = [one_run(study, place, settings, "inner", 1, 0) for *_, settings, place in places]
+    return one_run(study, f"structure-{slug(name)}", best_of(found), "repetition", 2, seed)
+
+
 def talkers(study: Study, name: str, fold: int) -> dict[str, Any]:
     return one_run(study, f"talker-{slug(name)}", {**best_of(search(study, name)), "paper": ""}, "talker", fold, 0)
 
@@ -212,8 +223,8 @@ def sweep_settings(study: Study) -> Iterator[tuple[str, str, int, float, dict[st
             if hidden != study.base["hidden"]:
                 for wide, narrow in (NARROW["modes"], NARROW["rows"]):  # type: ignore[misc]
                     text = text.replace(wide, narrow)
-            for kind in ("uniform", "structure") if name != DENSE else ("uniform",):
-                for rate in (LOWER, *study.rates):
+            for kind in ("uniform", "structure"):
+                for rate in (LOWER, *study.rates) if kind == "uniform" else (*study.rates, HIGHER):
                     settings = {**own, "format": text, "hidden": hidden, "rates": kind, "learning_rate": rate}
                     place = f"sweep-{slug(name)}-{kind}-{hidden}-{rate:g}"
                     if (
@@ -257,7 +268,9 @@ def collect(study: Study) -> dict[str, Any]:
             {"name": name, "rates": kind, "hidden": hidden, "rate": rate, "accuracy": record["accuracy"]}
             for record in finished(study, place)
         ]
-    return {"rows": rows, "baselines": baselines.collect(study), "sweep": sweep}
+    structure = [{"name": name, "test": finished(study, f"structure-{slug(name)}")} for name in SWEEP]
+    structure = [row for row in structure if row["test"]]
+    return {"rows": rows, "baselines": baselines.collect(study), "sweep": sweep, "structure": structure}
 
 
 def main() -> None:

@@ -1,8 +1,11 @@
-"""Learning rates and first weights by structure: what Adam does to a dense W, for every factor of a compressed one.
+"""Learning rates and first weights by structure: one rate for recurrent layers of any input width and format.
 
-Adam moves every number by about its rate. In a dense W (M x N) with entries of rms s, a step in one direction changes
-what W does by rate * sqrt(min(M, N)) / s, relatively. A factor with entries of rms t that sums over a numbers and gives
-b, one of L factors whose changes add up, makes the same change at
+Adam moves every number by about its rate, so a step changes what a matrix does by rate times the number of its inputs:
+the rate of a dense W with M inputs should be that of U, with H inputs, times H / M (Yang et al., Tensor Programs V).
+
+For a compressed W: where a dense one (M x N) has entries of rms s, a step in one direction changes what it does by
+rate * sqrt(min(M, N)) / s, relatively. A factor with entries of rms t that sums over a numbers and gives b, one of L
+factors whose changes add up, makes the same change at
 
     rate * (t / s) * sqrt(min(M, N) / min(a, b)) / L.
 
@@ -22,6 +25,7 @@ from torch import nn
 
 from kronecell.errors import ShapeError
 from kronecell.nn.linear import TensorLinear
+from kronecell.nn.recurrent import Recurrent
 from kronecell.plans.network import GATE, Network
 from kronecell.plans.order import Tree, leaves
 
@@ -29,31 +33,45 @@ ITERATIONS = 30  # of the power method: the first singular values of a random ne
 
 
 def param_groups(module: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Groups for an optimiser such as Adam: every factor with the rate that suits it, all else with `lr` itself.
+    """Groups for an optimiser such as Adam: every matrix and every factor with the rate that suits it.
 
-    Call it before training: the rates follow from the factors as they are. `lr` is the rate of a dense layer in their
-    place. A group's "scale" is its rate over `lr`, for schedules that set rates themselves. Weights decay by
-    lr * weight_decay in every group.
+    `lr` is the rate of U in recurrent layers, ours and torch's, of biases, and of all modules that are no layers of
+    ours; a dense W has lr times hidden size over inputs, and a factor what makes the same change. Call it before
+    training: the rates follow from the factors as they are. A group's "scale" is its rate over `lr`, for schedules that
+    set rates themselves. Weights decay by lr * weight_decay in every group.
 
-    >>> layer = TensorLinear("tt:m=8x8,n=4x4,r=3")
-    >>> groups = param_groups(layer, 1e-3)
-    >>> tuple(round(group["scale"], 1) for group in groups)
-    (1.0, 2.0, 2.8)
+    >>> groups = param_groups(torch.nn.LSTM(64, 16), 1e-2)
+    >>> [(group["scale"], len(group["params"])) for group in groups]
+    [(0.25, 1), (1.0, 3)]
     """
     if not 0 < lr < math.inf:
         raise ShapeError(f"lr must be a number above 0, got {lr}")
-    by_scale: dict[float, list[nn.Parameter]] = {1.0: []}
-    factors = {
-        id(layer.get_parameter(name)): scale for layer in _layers(module) for name, scale in rate_scales(layer).items()
-    }
+    scales: dict[int, float] = {}
+    for layer in (part for part in module.modules() if isinstance(part, TensorLinear)):
+        scales |= {id(layer.get_parameter(name)): scale for name, scale in rate_scales(layer).items()}
+    for part in module.modules():
+        if isinstance(part, (Recurrent, nn.RNNBase, nn.RNNCellBase)):
+            for parameter, width in _input_weights(part):
+                scales[id(parameter)] = scales.get(id(parameter), 1.0) * width
+    by_scale: dict[float, list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            by_scale.setdefault(factors.get(id(parameter), 1.0), []).append(parameter)
+            by_scale.setdefault(scales.get(id(parameter), 1.0), []).append(parameter)
     return [
         {"params": params, "lr": lr * scale, "weight_decay": weight_decay / scale, "scale": scale}
         for scale, params in by_scale.items()
-        if params
     ]
+
+
+def _input_weights(layer: nn.Module) -> Iterator[tuple[nn.Parameter, float]]:
+    """The parameters of every W of a recurrent layer, with the inputs of U over those of this W."""
+    outputs = int(getattr(layer, "proj_size", 0) or layer.hidden_size)  # type: ignore[arg-type]
+    for name, weight in [*layer.named_parameters(recurse=False), *layer.named_children()]:
+        if name.startswith("weight_ih"):
+            if isinstance(weight, TensorLinear):
+                yield from ((factor, outputs / weight.in_features) for factor in weight.parameters())
+            elif isinstance(weight, nn.Parameter):
+                yield weight, outputs / weight.shape[1]
 
 
 @torch.no_grad()
@@ -97,7 +115,7 @@ def spectral_start(module: nn.Module) -> None:
     A matrix of low rank has the same energy in fewer directions: at equal rms its strongest is much stronger, and
     saturates gates that the dense matrix would not. Matrices that are weaker already stay as they are.
     """
-    for layer in _layers(module):
+    for layer in (part for part in module.modules() if isinstance(part, TensorLinear)):
         if next(iter(layer.factors().values())).is_meta:  # without numbers yet
             continue
         rms = layer.format.rms(layer.factors(), gates=layer.gates, shared=layer.shared)
@@ -121,7 +139,3 @@ def largest_singular_value(layer: TensorLinear, iterations: int = ITERATIONS) ->
             value = float(y.detach().norm())
             (x,) = torch.autograd.grad(y, x, y.detach())
     return value
-
-
-def _layers(module: nn.Module) -> Iterator[TensorLinear]:
-    return (part for part in module.modules() if isinstance(part, TensorLinear))

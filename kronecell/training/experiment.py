@@ -101,7 +101,7 @@ class Experiment:
     )
     rates: str = setting(
         "uniform",
-        "`uniform`: one rate for all; `structure`: each factor of W at its own, `learning_rate` is that of a dense W",
+        "`uniform`: one rate for all; `structure`: that of U, and W, or each factor of it, at what suits its width",
     )
     init: str = setting(
         "entries", "W starts with torch's rms of `entries`, or, where that is less, with its `spectral` norm"

@@ -44,7 +44,7 @@ class TrainSettings:
 
     epochs: int = 400
     learning_rate: float = 1e-3
-    rates: str = "uniform"  # structure: each factor of a compressed matrix at its own, see kronecell.nn.rates
+    rates: str = "uniform"  # structure: W, or each factor of it, at a rate of its own, see kronecell.nn.rates
     weight_decay: float = 0.0  # decoupled, as in AdamW; the paper does not say which kind it used
     clip_norm: float = 0.0  # 0 is off
     schedule: str = "constant"

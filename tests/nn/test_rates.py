@@ -41,10 +41,37 @@ def test_every_parameter_is_in_one_group_and_decays_alike(text: str) -> None:
     torch.optim.AdamW(groups)
 
 
-def test_a_dense_matrix_and_all_that_is_no_factor_keep_the_rate() -> None:
+def test_a_dense_matrix_keeps_the_rate_of_its_place() -> None:
     assert rate_scales(kc.TensorLinear("dense:m=12,n=5", gates=3)) == {"W": pytest.approx(1.0)}
-    (group,) = kc.param_groups(nn.LSTM(4, 3), 0.1)
-    assert group["scale"] == 1.0 and len(group["params"]) == 4
+    (group,) = kc.param_groups(nn.Linear(4, 3), 0.1)
+    assert group["scale"] == 1.0 and len(group["params"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "wanted"),
+    [
+        (nn.LSTM(64, 16), {0.25: 1, 1.0: 3}),
+        (kc.LSTM(64, 16), {0.25: 1, 1.0: 3}),
+        (kc.LSTM(64, 16, input_format="dense"), {0.25: 1, 1.0: 3}),
+        (nn.GRU(64, 16, num_layers=2, bidirectional=True), {0.25: 2, 0.5: 2, 1.0: 12}),
+        (kc.GRU(64, 16, num_layers=2, bidirectional=True), {0.25: 2, 0.5: 2, 1.0: 12}),
+        (kc.LSTM(64, 16, proj_size=8, bias=False), {0.125: 1, 1.0: 2}),
+        (nn.LSTMCell(32, 16), {0.5: 1, 1.0: 3}),
+        (kc.LSTMCell(32, 16), {0.5: 1, 1.0: 3}),
+    ],
+)
+def test_input_weights_have_the_rate_of_u_times_hidden_over_inputs(layer: nn.Module, wanted: dict[float, int]) -> None:
+    found = {round(group["scale"], 6): len(group["params"]) for group in kc.param_groups(layer, 0.1)}
+    assert found == wanted
+
+
+def test_a_compressed_w_has_the_scale_of_its_place_times_those_of_its_factors() -> None:
+    torch.manual_seed(0)
+    layer = kc.LSTM(120, 16, input_format="tt:m=6x5x4,n=2x4x2,r=3")
+    groups = kc.param_groups(layer, 1.0)
+    found = {id(p): group["scale"] for group in groups for p in group["params"]}
+    for name, scale in rate_scales(layer.weight_ih_l0).items():
+        assert found[id(layer.weight_ih_l0.get_parameter(name))] == pytest.approx(scale * 16 / 120)
 
 
 def test_a_chain_that_starts_as_linear_layers_has_the_published_rule() -> None:
