@@ -229,3 +229,30 @@ def sizes() -> str:
         "steps, frozen for inference). From `benchmarks/results/recurrence.json`, which has int8 and ONNX Runtime, too."
     )
     return f"{about}\n\n{table(('layer', *columns), lines)}"
+
+
+def g2p() -> str:
+    """Error against bytes of a trained model, from benchmarks/results/g2p.json."""
+    data = read("g2p")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.g2p` makes one."
+    names = {
+        "float": "float32", "int8": "torch's dynamic int8", "bits": "`kc.quantize`, {target:g} bits",
+        "plain": "`kc.compress(size=...)`", "further": "float32, trained further",
+        "trained": "`kc.compress(size=..., train=...)`",
+    }  # fmt: skip
+    lines = []
+    for row in data["rows"]:
+        if row.get("seed"):
+            continue
+        rates = [f"{row[what]:.1f} ± {row[what + '_half']:.1f}" for what in ("per", "wer")]
+        above = f"{row['above']:+.2f} ± {row['above_half']:.2f}" if row["kind"] not in ("float", "further") else ""
+        latency = f"{row['ms']:.2f}" if row["ms"] else ""
+        name = names[row["kind"]].format(target=row.get("target", 0))
+        lines.append([name, f"{row['ratio']:.1f}x", f"{row['bytes']:,}", *rates, above, latency])
+    head = ("model", "smaller", "bytes", "phonemes wrong, %", "words wrong, %", "points above float", "ms a word")
+    about = (
+        f"{data['steps']} steps of training, minutes on one core. What was trained is compared with the float model "
+        "trained with the same data and steps, on the same words. ± is a 95% interval over words."
+    )
+    return f"{table(head, lines)}\n\n{about}"

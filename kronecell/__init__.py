@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same table for type checkers and editors, which do not run __getattr__
     from kronecell.compress import compress
+    from kronecell.compress.finetune import finetune
     from kronecell.compress.suggest import suggest
     from kronecell.deploy.c_source.export import export_c
     from kronecell.deploy.choices import load_choices, save_choices
@@ -61,6 +62,7 @@ _CONTENTS = {
     "training.saved": ("load",),
     "training.sparsity": ("SparsitySchedule", "train_sparsity"),
     "compress": ("compress",),
+    "compress.finetune": ("finetune",),
     "compress.suggest": ("suggest",),
 }
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
@@ -104,6 +106,7 @@ __all__ = [
     "export_c",
     "export_onnx",
     "factorize",
+    "finetune",
     "freeze",
     "load",
     "load_choices",

@@ -52,13 +52,27 @@ def _export() -> dict[str, Any]:
             "classifier": Classifier(rnn, 16)}  # fmt: skip
 
 
+class Encoded(torch.nn.Module):
+    """A model with a layer inside a part: encoder.rnn and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Module()
+        self.encoder.rnn = torch.nn.LSTM(96, 64, batch_first=True)
+        self.head = torch.nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder.rnn(x)[0][:, -1])
+
+
 def _compress() -> dict[str, Any]:
-    model = torch.nn.Module()
-    model.encoder = torch.nn.Module()
-    model.encoder.rnn = torch.nn.LSTM(96, 64, batch_first=True)
-    model.head = torch.nn.Linear(64, 16)
+    model = Encoded()
+    batches = [torch.randn(4, 5, 96) for _ in range(2)]
+    loader = [(x, torch.randint(16, (4,))) for x in batches]
     return {"model": model, "torch": torch, "X": torch.randn(40, 96), "inputs": torch.randn(40, 96),
-            "W": torch.randn(96, 64), "x": torch.randn(4, 5, 96)}  # fmt: skip
+            "W": torch.randn(96, 64), "x": torch.randn(4, 5, 96), "batches": batches, "loader": loader,
+            "valid_batches": loader, "loss": torch.nn.functional.cross_entropy, "student": model,
+            "teacher": model}  # fmt: skip
 
 
 def _data() -> dict[str, Any]:

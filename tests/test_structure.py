@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kronecell"
-OPTIONAL = {"av", "matplotlib", "onnx", "onnxruntime", "onnxscript", "rich", "tensorboard", "psutil", "scipy"}
+OPTIONAL = {"av", "h5py", "matplotlib", "onnx", "onnxruntime", "onnxscript", "rich", "tensorboard", "psutil", "scipy"}
 
 # From the bottom up: a package imports from those above its line here, and from itself.
 ORDER = (

@@ -1,66 +1,72 @@
-"""Ranks for many matrices at once: parameters go where they lower the error most.
+"""Formats for many matrices at once: parameters or bytes go where they lower the loss of the output most.
 
-Every matrix has a ladder of candidates (kind, size) with their parameters and squared relative errors, from quick fits.
-On the lower convex hull of that ladder each further step has a worse exchange rate; taking the best rate over all
-matrices until the budget is spent is the Lagrangian optimum over the hulls.
+Every matrix has candidates with a cost and a squared relative error, weighted by how much the model's output answers
+to that matrix. On the lower convex hull of its candidates each further step has a worse exchange rate; taking the best
+rate over all matrices until the budget is spent is the Lagrangian optimum over the hulls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kronecell.compress.candidates import Candidate, candidates, loss_of, num_params, sharings
 from kronecell.compress.matrices import Matrix
-from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized, smallest_reaching
+from kronecell.compress.sensitivity import Answer
+from kronecell.compress.suggest import best_modes, smallest_reaching
 from kronecell.errors import RankError
-from kronecell.formats import Format
 
-LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SMALL = 0.02  # of the parameters of all matrices: below this a matrix is left alone, because it would save nothing
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A matrix and the format it gets."""
+class Free:
+    """A matrix whose form is to be chosen."""
 
     matrix: Matrix
-    format: Format
+    kinds: tuple[str, ...]  # none: only its bits
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A candidate: parameters (all gates, both directions) and squared relative error; format None is dense."""
+    """A candidate with its cost in one unit and what the model's output loses by it."""
 
-    params: int
+    cost: int
     loss: float
-    format: Format | None
+    candidate: Candidate
+
+    @classmethod
+    def of(cls, candidate: Candidate, unit: str, answer: Answer, noise: float) -> Rung:
+        """The errors of format and rounding add up: they have nothing to do with each other."""
+        loss = answer.cut * candidate.loss + noise * answer.noise * candidate.noise
+        return cls(candidate.cost(unit), loss, candidate)
 
 
 def distribute(
-    free: list[tuple[Matrix, tuple[str, ...]]],
-    inputs: Mapping[str, Tensor],
-    seed: int,
-    progress: Callable[[str], None] | None,
-    *,
-    budget: int | None = None,
-    error: float | None = None,
-) -> list[tuple[Matrix, Format | None]]:
-    """One format per matrix within a common budget of parameters, or with an error each of at most `error`."""
-    if error is not None:
-        return [(matrix, _reaching(matrix, kinds, error, inputs, seed, progress)) for matrix, kinds in free]
-    assert budget is not None
-    hulls = []
-    for matrix, kinds in free:
-        if progress is not None:
-            progress(f"{matrix.name}: trying {', '.join(kinds)}")
-        hulls.append(_hull(_ladder(matrix, kinds, inputs, seed, budget)))
-    least = sum(hull[0].params for hull in hulls)
+    free: Sequence[Free], budget: int, unit: str, answers: Mapping[str, Answer] | None = None, noise: float = 1.0
+) -> list[tuple[Matrix, Candidate]]:
+    """One candidate per matrix within a common budget of parameters or bytes; `noise` is how much rounding counts."""
+    hulls: list[list[Rung]] = []
+    for entry in free:
+        answer = (answers or {}).get(entry.matrix.name, Answer())
+        hull = _hull([Rung.of(c, unit, answer, noise) for c in entry.candidates if c.cost(unit) <= budget])
+        if not hull:
+            small = min(entry.candidates, key=lambda c: c.cost(unit))
+            raise RankError(
+                f"{entry.matrix.name} ({entry.matrix.M} x {entry.matrix.N}): nothing tried is within a budget of "
+                f"{budget:,} {unit}, the smallest is {small} with {small.cost(unit):,}; raise the budget, allow other "
+                f"formats, or leave the matrix out of the rules"
+            )
+        hulls.append(hull)
+    least = sum(hull[0].cost for hull in hulls)
     if least > budget:
         raise RankError(
-            f"a budget of {budget:,} parameters is too small: the smallest candidates of the matched matrices need "
-            f"{least:,}; raise it, or allow other formats"
+            f"a budget of {budget:,} {unit} is too small: the smallest candidates of the matched matrices need "
+            f"{least:,}; raise it, or allow other formats or fewer bits"
         )
     level = [0] * len(hulls)
     left = budget - least
@@ -69,58 +75,38 @@ def distribute(
         for i, hull in enumerate(hulls):
             if level[i] + 1 < len(hull):
                 here, there = hull[level[i]], hull[level[i] + 1]
-                if there.params - here.params <= left:
-                    steps.append(((here.loss - there.loss) / (there.params - here.params), -i))
+                if there.cost - here.cost <= left:
+                    steps.append((_rate(here, there), -i))
         if not steps:
             break
         i = -max(steps)[1]
-        left -= hulls[i][level[i] + 1].params - hulls[i][level[i]].params
+        left -= hulls[i][level[i] + 1].cost - hulls[i][level[i]].cost
         level[i] += 1
-    return [(matrix, hull[at].format) for (matrix, _), hull, at in zip(free, hulls, level, strict=True)]
+    return [(entry.matrix, hull[at].candidate) for entry, hull, at in zip(free, hulls, level, strict=True)]
 
 
-def _ladder(matrix: Matrix, kinds: tuple[str, ...], inputs: Mapping[str, Tensor], seed: int, budget: int) -> list[Rung]:
-    """Candidates of all kinds with fewer parameters than dense and within the budget; dense itself is the last."""
-    weights = matrix.weights()
-    X = inputs.get(matrix.name)
-    gate = weights[0][0]
-    rungs = [Rung(matrix.params, 0.0, None)] if matrix.params <= budget else []
-    for kind in kinds:
-        per_gate = max(1, min(budget, matrix.params // 2) // (matrix.gates * matrix.copies))
-        modes = best_modes(kind, gate, X, per_gate, seed) or next(iter(mode_choices(kind, matrix.M, matrix.N)), None)
-        if modes is None:
-            continue
-        last: Format | None = None
-        for size in LADDER:
-            fmt = sized(kind, *modes, size)
-            params = matrix.copies * fmt.network(matrix.gates).num_params
-            if fmt == last or params >= matrix.params or params > budget:
-                break
-            rungs.append(Rung(params, _loss(matrix, fmt, weights, X, seed), fmt))
-            last = fmt
-    if not rungs:
-        raise RankError(
-            f"{matrix.name} ({matrix.M} x {matrix.N}): no format of {', '.join(kinds)} is within {budget:,} "
-            f"parameters; raise the budget, allow other formats, or leave it out of the rules"
+def with_candidates(
+    free: Sequence[Free],
+    bits: Sequence[int],
+    inputs: Mapping[str, Tensor],
+    seed: int,
+    most: int | None,
+    progress: Callable[[str], None] | None,
+) -> list[Free]:
+    """Every matrix with everything that it could become."""
+    found = []
+    for entry in free:
+        matrix, seen = entry.matrix, inputs.get(entry.matrix.name)
+        found.append(
+            Free(matrix, entry.kinds, tuple(candidates(matrix, entry.kinds, bits, seen, seed, most, progress)))
         )
-    return rungs
+    return found
 
 
-def _loss(matrix: Matrix, fmt: Format, weights: list[Tensor], X: Tensor | None, seed: int) -> float:
-    """Mean over directions of the squared relative error of a quick fit."""
-    total = 0.0
-    for W in weights:
-        target = W[0] if matrix.gates == 1 else W
-        factors, plain = fmt.from_dense(target, gates=matrix.gates, inputs=X, sweeps=SCREEN_SWEEPS, starts=0, seed=seed)
-        seen = plain if X is None else fmt.error(target, factors, gates=matrix.gates, inputs=X)
-        total += seen**2 / len(weights)
-    return total
-
-
-def _hull(rungs: list[Rung]) -> list[Rung]:
-    """The lower convex hull of (params, loss), by growing params."""
+def _hull(found: Sequence[Rung]) -> list[Rung]:
+    """The lower convex hull of (cost, loss), by growing cost."""
     best: list[Rung] = []
-    for rung in sorted(rungs, key=lambda rung: (rung.params, rung.loss)):
+    for rung in sorted(found, key=lambda rung: (rung.cost, rung.loss)):
         if best and rung.loss >= best[-1].loss:
             continue
         while len(best) >= 2 and _rate(best[-2], rung) >= _rate(best[-2], best[-1]):
@@ -130,30 +116,31 @@ def _hull(rungs: list[Rung]) -> list[Rung]:
 
 
 def _rate(a: Rung, b: Rung) -> float:
-    return (a.loss - b.loss) / (b.params - a.params) if b.params > a.params else float("inf")
+    return (a.loss - b.loss) / (b.cost - a.cost) if b.cost > a.cost else float("inf")
 
 
-def _reaching(
-    matrix: Matrix,
-    kinds: tuple[str, ...],
-    error: float,
-    inputs: Mapping[str, Tensor],
-    seed: int,
-    progress: Callable[[str], None] | None,
-) -> Format | None:
-    """The smallest format with at most this error on every gate and direction; None (dense) if none saves anything."""
-    weights = matrix.weights()
-    X = inputs.get(matrix.name)
-    found: list[tuple[int, Format]] = []
+def smallest_within(
+    free: Free, error: float, inputs: Tensor | None, seed: int, progress: Callable[[str], None] | None
+) -> Candidate | None:
+    """The smallest format with at most this error; None (dense) if none saves anything."""
+    matrix, kinds = free.matrix, free.kinds
+    found = [c for c in candidates(matrix, [k for k in kinds if k == "lowrank"], (), inputs) if c.format is not None]
+    found = [c for c in found if c.loss <= error**2]
     for kind in kinds:
+        if kind == "lowrank":
+            continue
         if progress is not None:
             progress(f"{matrix.name}: {kind} for an error of {error}")
-        hardest = max((gate for W in weights for gate in W), key=_spread)
-        modes = best_modes(kind, hardest, X, matrix.M * matrix.N // 4, seed)
-        fmt = None if modes is None else smallest_reaching(kind, *modes, error, hardest, X, seed)
-        if fmt is not None and _loss(matrix, fmt, weights, X, seed) <= error**2:
-            found.append((fmt.num_params, fmt))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        hardest = max((gate for W in matrix.weights() for gate in W), key=_spread)
+        modes = best_modes(kind, hardest, inputs, matrix.M * matrix.N // 4, seed)
+        fmt = None if modes is None else smallest_reaching(kind, *modes, error, hardest, inputs, seed)
+        for shared in sharings(matrix) if fmt is not None else ():
+            assert fmt is not None
+            loss = loss_of(matrix, fmt, shared, inputs, seed)
+            params = num_params(matrix, fmt, shared)
+            if loss <= error**2 and params < matrix.params:
+                found.append(Candidate(params, 0, loss, 0.0, fmt, shared))
+    return min(found, key=lambda c: (c.params, c.loss)) if found else None
 
 
 def _spread(W: Tensor) -> float:

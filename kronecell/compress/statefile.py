@@ -1,4 +1,4 @@
-"""A file of weights as a model: a safetensors state dict, a foreign .pt (only if allowed), or our own model folder.
+"""A file of weights as a model: a state dict (safetensors, or .pt if allowed), one of foreign.py, or our own folder.
 
 Only names and shapes are known of a state dict, so layers are recognised by torch.nn's parameter names; everything else
 is kept as it is, under its name.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronecell.compress.foreign import ARCHIVES, GRAPHS, KERAS, read_archive, read_graph, read_keras
 from kronecell.deploy.modules import build, read_saved
 from kronecell.deploy.tensorfile import kinds_of
 from kronecell.deploy.tensorfile import read_tensors as read_safetensors
@@ -30,9 +31,17 @@ CONVERT = """
 import sys, torch
 from safetensors.torch import save_file
 state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
-for key in ("state_dict", "model_state_dict", "model"):
-    if isinstance(state, dict) and isinstance(state.get(key), dict):
-        state = state[key]
+def count(part):
+    return sum(v.numel() for v in part.values() if isinstance(v, torch.Tensor)) if isinstance(part, dict) else 0
+names = ("state_dict", "model_state_dict", "model_state", "model")
+while isinstance(state, dict) and not count(state):  # under a key: a usual one, or that with the most numbers
+    inner = {k: v for k, v in state.items() if isinstance(v, dict)}
+    usual = [k for k in names if k in inner]
+    if not inner:
+        break
+    state = inner[usual[0]] if usual else max(inner.values(), key=count)
+if not isinstance(state, dict):
+    sys.exit("it holds no state dict")
 tensors = {k: v.clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
 if not tensors:
     sys.exit("it holds no tensors")
@@ -57,7 +66,7 @@ def read_model(path: Path, allow_pickle: bool = False) -> nn.Module:
 
 
 def read_tensors(path: Path, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a pickle if that is allowed."""
+    """The tensors of a safetensors file, an archive, a graph, or of a pickle if that is allowed."""
     if path.suffix in PICKLED:
         if not allow_pickle:
             raise CheckpointError(
@@ -65,6 +74,9 @@ def read_tensors(path: Path, allow_pickle: bool = False) -> dict[str, Tensor]:
                 f"--allow-pickle to read its weights only, in a separate process"
             )
         return _unpickle(path)
+    for suffixes, read in ((ARCHIVES, read_archive), (GRAPHS, read_graph), (KERAS, read_keras)):
+        if path.suffix.lower() in suffixes:
+            return read(path)
     return read_safetensors(path)
 
 
@@ -165,7 +177,10 @@ def _read_folder(folder: Path) -> nn.Module:
     for name, description in config["modules"].items():
         prefix = f"{name}." if name else ""
         own = {key.removeprefix(prefix): kind for key, kind in kinds.items() if key.startswith(prefix)}
-        ours[name] = build(description, own, f"{folder}: module {name!r}").to_empty(device="cpu")
+        integers = {
+            key.removeprefix(prefix): how for key, how in config.get("integers", {}).items() if key.startswith(prefix)
+        }
+        ours[name] = build(description, own, f"{folder}: module {name!r}", integers).to_empty(device="cpu")
     if "" in ours:
         ours[""].load_state_dict(tensors, strict=True)
         return ours[""].eval()

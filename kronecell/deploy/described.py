@@ -31,6 +31,7 @@ MOST_SIZE = 2**40
 MOST_TENSORS = 100_000
 NAME, FORMAT = text(1000), text(2000)
 SHARED = either(many(text(20), most=64), truth)
+SHARED_LAYERS = either(many(text(20), most=64), truth, many(SHARED, most=1000))
 ORDER = either(text(40), many(anything, most=64, least=1))
 
 LINEAR = table({"format": FORMAT, "bias": truth, "order": ORDER, "gates": whole(1, 1024), "shared": SHARED}, rest=None)
@@ -44,8 +45,8 @@ LAYER = table(
         "dropout": number(0, 1),
         "bidirectional": truth,
         "proj_size": whole(0, MOST_SIZE),
-        "shared": SHARED,
-        "hidden_shared": SHARED,
+        "shared": SHARED_LAYERS,
+        "hidden_shared": SHARED_LAYERS,
         "order": ORDER,
         "forget_bias": optional(number(-1e30, 1e30)),
         "pad_input": truth,

@@ -32,6 +32,7 @@ from kronecell.deploy.tensorfile import (
 from kronecell.errors import CheckpointError, ShapeError, printable
 from kronecell.formats import Format, parse
 from kronecell.nn.cells import GRUCell, LSTMCell, RecurrentCell
+from kronecell.nn.convert import arguments_of
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import is_quantized, layout, with_layout, with_report
 from kronecell.nn.recurrent import Recurrent
@@ -107,7 +108,8 @@ def save(module: nn.Module, path: str | Path) -> Path:
 def load(path: str | Path, into: nn.Module | None = None, device: torch.device | str | None = None) -> Any:
     """The module saved in the folder `path`, rebuilt, or `into` filled with what was saved from a module like it.
 
-    If integers were saved (see kc.quantize) and `into` has floats, a quantized copy of it is returned.
+    `into` may also be the model that was compressed: then a copy is returned in which torch.nn's layers are those of
+    the file. If integers were saved (see kc.quantize) and `into` has floats, a quantized copy of it is returned.
     """
     folder = Path(path)
     config, tensors = read_saved(folder, device)
@@ -115,6 +117,7 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
     if into is None:
         module = _build(config, folder).to_empty(device=device or "cpu")
     else:
+        into = _with_layers(into, config)
         module = into if layout(into) == integers else _with_room(into, integers, folder)
         # A file of release 0.1 describes only the layers inside a model that now describes itself.
         known = OURS if "" in config["modules"] else LAYERS
@@ -134,6 +137,40 @@ def load(path: str | Path, into: nn.Module | None = None, device: torch.device |
     except ShapeError as error:  # of indices that lead out of their matrix
         raise CheckpointError(f"{printable(folder)}: {error}") from None
     return with_report(module) if integers else module
+
+
+def _with_layers(into: nn.Module, config: Mapping[str, Any]) -> nn.Module:
+    """`into` itself, or a copy in which layers of torch.nn have made way for ours that the file has in their places."""
+    made, kinds = into, tensors_of(config)
+    for name, description in config["modules"].items():
+        try:
+            old = made.get_submodule(name)
+        except AttributeError:  # what differs is said below
+            continue
+        if not _takes_the_place(description, old):
+            continue
+        borne_out(description, kinds)
+        like = next(old.parameters())
+        new = rebuild(description, dtype=like.dtype, device="meta").to_empty(device=like.device).train(old.training)
+        if not name:
+            return new
+        made = copy.deepcopy(into) if made is into else made
+        parent, _, leaf = name.rpartition(".")
+        setattr(made.get_submodule(parent), leaf, new)
+    return made
+
+
+def _takes_the_place(description: Mapping[str, Any], old: nn.Module) -> bool:
+    """Whether one of our layers was made of a layer like this of torch.nn."""
+    arguments, kind = description["arguments"], LAYERS.get(description["class"])
+    if kind is TensorLinear and type(old) is nn.Linear:
+        fmt = parse(arguments["format"])
+        outputs = fmt.N * arguments["gates"]
+        return (fmt.M, outputs, arguments["bias"]) == (old.in_features, old.out_features, old.bias is not None)
+    if kind is None or type(old) is not getattr(kind, "DENSE", None):
+        return False
+    theirs = arguments_of(old)
+    return all(arguments[name] == theirs[name] for name in theirs if name in arguments)
 
 
 def _with_room(into: nn.Module, integers: Mapping[str, Any], folder: Path) -> Any:

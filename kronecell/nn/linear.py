@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ SPLIT_ELEMENTS = 2**18  # of In and Out, up to which x In Out takes less time th
 TRACED_ROWS = 128  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
 Sharing = bool | tuple[str, ...]
+LayerSharing = Shared | Sequence[Shared]  # of a network of layers: for all of them, or a list with one for each
 
 
 class TensorLinear(nn.Module):
@@ -340,6 +341,23 @@ def settled(shared: Shared) -> Sharing:
     if isinstance(shared, bool):
         return shared
     return (shared,) if isinstance(shared, str) else tuple(shared)
+
+
+def settled_layers(shared: LayerSharing, layers: int) -> Any:
+    """The same of several layers: one entry for all of them, or a tuple with one for each."""
+    if isinstance(shared, (bool, str)) or all(isinstance(part, str) for part in shared):
+        return settled(cast(Shared, shared))
+    entries = tuple(settled(part) for part in shared)
+    if len(entries) != layers:
+        raise ShapeError(f"shared needs one entry per layer: expected {layers}, got {len(entries)}")
+    return entries
+
+
+def of_layer(shared: Any, layer: int) -> Sharing:
+    """What one layer shares."""
+    each = isinstance(shared, tuple) and not all(isinstance(part, str) for part in shared)
+    entry: Sharing = shared[layer] if each else shared
+    return entry
 
 
 # Choosing a plan -------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """kc.quantize: a module for inference whose weights are integers of 3 to 8 bits, with their scales.
 
-Dense matrices (W and U of LSTM and GRU, Linear) run as integers, which are converted in registers: everything is
-computed in floats, inputs and states are never rounded. Factors of compressed matrices are stored as integers; their
-products are floats that are held as kc.freeze holds them.
+Dense matrices (W and U of LSTM and GRU, Linear, Embedding) run as integers, which are converted in registers:
+everything is computed in floats, inputs and states are never rounded. Factors of compressed matrices are stored as
+integers; their products are floats that are held as kc.freeze holds them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from kronecell.errors import PlanError, ShapeError
 from kronecell.nn.cells import GRUCell, LSTMCell
 from kronecell.nn.freeze import ROWS
 from kronecell.nn.linear import TensorLinear
-from kronecell.nn.quantized import Integers, QuantizedFactor, QuantizedLinear
+from kronecell.nn.quantized import Integers, QuantizedEmbedding, QuantizedFactor, QuantizedLinear
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 from kronecell.nn.sparse import SparseMatrix
@@ -33,6 +34,7 @@ OURS: dict[type[nn.Module], type[Recurrent]] = {
     nn.GRUCell: GRUCell,
 }
 Group = int | str | None
+Bits = int | Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,15 @@ class Quantization:
 
 
 @torch.no_grad()
-def quantize(module: nn.Module, bits: int = 8, group: Group = None) -> Any:
+def quantize(module: nn.Module, bits: Bits = 8, group: Group = None) -> Any:
     """A copy of `module` in eval mode with integers as weights; its `quantization` is a report that prints a table.
 
-    `bits` is 3 to 8. `group` is "row" (one scale for each output), a number of columns that share a scale, or None:
-    chosen for every matrix by its error for its size. The scale of the least squared error is taken.
+    `bits` is 3 to 8, or {pattern of names: bits}, such as {"*": 8, "rnn.weight_hh_l*": 4}: the last pattern that
+    matches a matrix or a module around it counts, and what none matches stays floats. `group` is "row" (one scale for
+    each output), a number of columns that share a scale, or None: chosen for every matrix by its error for its size.
+    The scale of the least squared error is taken.
 
-    Linear, LSTM and GRU and the cells of torch.nn and of this package are quantized wherever they are in `module`;
+    Linear, Embedding, LSTM, GRU and the cells of torch.nn and of this package are quantized wherever they are inside;
     torch.nn's recurrent layers become this package's. Biases, everything else and matrices of at most 256 weights stay
     as they are. The copy refuses to train; `to_dense()` of a layer, and `dequantize`, give floats again.
 
@@ -118,8 +122,9 @@ def quantize(module: nn.Module, bits: int = 8, group: Group = None) -> Any:
     check_options(module, bits, group)
     if is_quantized(module):
         raise PlanError("the module is quantized already: quantize the module that it came from")
-    rounding = _Rounding(bits, 0 if group == "row" else group)  # type: ignore[arg-type]
-    result = rounding.convert(copy.deepcopy(module).eval().requires_grad_(False), "")
+    copied = copy.deepcopy(module).eval().requires_grad_(False)
+    rounding = _Rounding(bits, 0 if group == "row" else group, _tied(copied))  # type: ignore[arg-type]
+    result = rounding.convert(copied, "")
     return with_report(result)
 
 
@@ -138,8 +143,16 @@ def check_options(module: Any, bits: Any, group: Any) -> None:
     """Refuse what is not a module, bits or a group."""
     if not isinstance(module, nn.Module):
         raise ShapeError(f"quantize takes a torch module, got {type(module).__name__}")
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
-        raise ShapeError(f"bits must be a whole number from 3 to 8, got {bits!r}")
+    if isinstance(bits, Mapping):
+        names = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
+        for pattern in bits:
+            if not any(_matches(name, str(pattern)) for name in names):
+                raise ShapeError(
+                    f"bits: {pattern!r} matches nothing in the module; its parts have names such as {names[-1]}"
+                )
+    for number in bits.values() if isinstance(bits, Mapping) else [bits]:
+        if isinstance(number, bool) or not isinstance(number, int) or number not in BITS:
+            raise ShapeError(f"bits must be a whole number from 3 to 8, got {number!r}")
     whole = isinstance(group, int) and not isinstance(group, bool) and group > 0
     if not (whole or group is None or group == "row"):
         raise ShapeError(f'group must be "row", a number of columns or None, got {group!r}')
@@ -148,8 +161,8 @@ def check_options(module: Any, bits: Any, group: Any) -> None:
 class _Rounding:
     """The way through a model; every weight becomes integers."""
 
-    def __init__(self, bits: int, group: int | None) -> None:
-        self.bits, self.group = bits, group
+    def __init__(self, bits: Bits, group: int | None, tied: frozenset[int] = frozenset()) -> None:
+        self.bits, self.group, self.tied = bits, group, tied
         self.done: dict[int, nn.Module] = {}  # by the identity of the module: one in two places stays one
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
@@ -163,6 +176,8 @@ class _Rounding:
     def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if type(module) is nn.Linear:
             return self.matrix(module.weight, module.bias, name) or module
+        if type(module) is nn.Embedding:
+            return self.embedding(module, name) or module
         if type(module) in OURS:
             module = _ours(module)
         if isinstance(module, Recurrent):
@@ -184,19 +199,50 @@ class _Rounding:
 
     def matrix(self, weight: Tensor, bias: Tensor | None, name: str) -> QuantizedLinear | None:
         """A matrix as integers; None where it is small."""
-        if weight.numel() <= SMALL:
+        bits = self.bits_of(name)
+        if weight.numel() <= SMALL or not bits:
             return None
         _check_dtype(weight, name)
-        return QuantizedLinear.of(weight, bias, self.bits, self.group, name)
+        return QuantizedLinear.of(weight, bias, bits, self.group, name)
+
+    def embedding(self, table: nn.Embedding, name: str) -> QuantizedEmbedding | None:
+        """A table as integers; None where it is small, also a matrix of another module, or changed when it is read."""
+        bits = self.bits_of(name)
+        if table.weight.numel() <= SMALL or not bits or id(table.weight) in self.tied or table.max_norm is not None:
+            return None
+        _check_dtype(table.weight, name)
+        return QuantizedEmbedding.of(table, bits, self.group, name)
+
+    def bits_of(self, name: str) -> int:
+        """Of a matrix or factor; 0 where it stays floats."""
+        if not isinstance(self.bits, Mapping):
+            return self.bits
+        return next((bits for pattern, bits in [*self.bits.items()][::-1] if _matches(name, pattern)), 0)
 
     def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
         """The factors of a compressed matrix, or the values of a sparse one, as integers."""
         made: dict[str, QuantizedFactor] = {}
         for part, factor in layer.factors().items():
-            if factor.numel() > SMALL:
+            bits = self.bits_of(_joined(name, part))
+            if factor.numel() > SMALL and bits:
                 _check_dtype(factor, _joined(name, part))
-                made[part] = QuantizedFactor.of(factor, self.bits, self.group, _joined(name, part))
+                made[part] = QuantizedFactor.of(factor, bits, self.group, _joined(name, part))
         with_integers(layer, made)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern names this part or a module around it."""
+    steps = name.split(".")
+    return any(fnmatchcase(".".join(steps[:count]), pattern) for count in range(len(steps) + 1))
+
+
+def _tied(module: nn.Module) -> frozenset[int]:
+    """Parameters that several modules use."""
+    uses: dict[int, set[int]] = {}
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            uses.setdefault(id(parameter), set()).add(id(part))
+    return frozenset(parameter for parameter, modules in uses.items() if len(modules) > 1)
 
 
 def _report(name: str, part: Integers) -> MatrixReport:
@@ -294,6 +340,15 @@ class _Room(_Rounding):
         layer.error = how["error"]
         return layer
 
+    def embedding(self, table: nn.Embedding, name: str) -> QuantizedEmbedding | None:
+        how = self.wanted.get(name)
+        if how is None:
+            return None
+        like = table.weight
+        made = QuantizedEmbedding(like.shape[0], like.shape[1], how["bits"], how["group"], like.device, like.dtype)
+        made.error = how["error"]
+        return made
+
     def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
         made = {}
         for part, factor in layer.factors().items():
@@ -317,7 +372,7 @@ def dequantize(module: nn.Module) -> Any:
 
 
 def _floats(module: nn.Module) -> nn.Module:
-    if isinstance(module, QuantizedLinear):
+    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         return module.to_dense()
     if isinstance(module, TensorLinear):
         for part in (module, module.sparse) if module.sparse is not None else (module,):

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
@@ -157,6 +158,63 @@ class QuantizedLinear(Integers):
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {self.bits_text()}"
+
+
+class QuantizedEmbedding(Integers):
+    """torch.nn.Embedding with integers as weights; a small table is held as floats, too, which no file has."""
+
+    def __init__(self, rows: int, columns: int, bits: int, group: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(rows, columns, bits, group, device, dtype)
+        self.num_embeddings, self.embedding_dim = rows, columns
+        self.register_buffer("table", None, persistent=False)
+        self.register_load_state_dict_post_hook(_hold_table)
+        self.training = False
+
+    @classmethod
+    def of(cls, table: nn.Embedding, bits: int, group: int | None, name: str) -> QuantizedEmbedding:
+        """A table, rounded row by row."""
+        weight = table.weight.detach()
+        check_finite(weight, name)
+        group = chosen_group(weight, bits) if group is None else group
+        made = cls(weight.shape[0], weight.shape[1], bits, group, weight.device, weight.dtype)
+        made.store(weight)
+        _hold_table(made)
+        return made
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantised rows, made anew."""
+        return self.matrix()
+
+    def dense_weight(self) -> Tensor:
+        """The same; every compressed matrix has this method."""
+        return self.matrix()
+
+    def forward(self, index: Tensor) -> Tensor:
+        """The rows of these numbers, as floats."""
+        table = self._buffers["table"]
+        if table is not None:
+            return F.embedding(index, table)
+        each = index.reshape(-1)
+        rows = dequantized(self.integers[each], self.scales[each], self.bits, self.group, self.columns)
+        return rows.reshape(*index.shape, self.columns)
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.Embedding:
+        """An nn.Embedding with the same rows."""
+        return nn.Embedding.from_pretrained(self.matrix(), freeze=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.bits_text()}"
+
+
+HELD = 1 << 18  # weights of the largest table that is held as floats: a lookup is then one operation, not twenty
+
+
+def _hold_table(module: Any, _: Any = None) -> None:
+    """Make the floats of a small table from its integers, also when those were loaded."""
+    if module.num_weights <= HELD and not module.integers.is_meta:
+        module.table = module.matrix()
 
 
 class QuantizedFactor(Integers):

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from kronecell.errors import PlanError, ShapeError
-from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs, layer_formats
 from kronecell.nn import convert
 from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split
-from kronecell.nn.linear import TRACED_ROWS, TensorLinear, settled
+from kronecell.nn.linear import TRACED_ROWS, LayerSharing, TensorLinear, of_layer, settled_layers
 from kronecell.nn.products import dense_product
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear, integer_weights
 from kronecell.nn.sequences import Sequence, State, open_sequence
@@ -127,8 +126,8 @@ class Recurrent(Cell, nn.Module):
         *,
         input_format: FormatSpecs,
         hidden_format: FormatSpecs,
-        shared: Shared,
-        hidden_shared: Shared | None,
+        shared: LayerSharing,
+        hidden_shared: LayerSharing | None,
         order: str | Tree,
         forget_bias: float | None,
         pad_input: bool,
@@ -146,8 +145,8 @@ class Recurrent(Cell, nn.Module):
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.forget_bias = bidirectional, proj_size, forget_bias
         self.pad_input, self.order, self.recurrence = pad_input, order, recurrence
-        self.shared = settled(shared)
-        self.hidden_shared = self.shared if hidden_shared is None else settled(hidden_shared)
+        self.shared = settled_layers(shared, num_layers)
+        self.hidden_shared = self.shared if hidden_shared is None else settled_layers(hidden_shared, num_layers)
         self.directions = 2 if bidirectional else 1
         self.output_size = proj_size or hidden_size
         self.state_sizes = (self.output_size, hidden_size)[: self.STATES]  # of h and c, or of h
@@ -168,8 +167,8 @@ class Recurrent(Cell, nn.Module):
             for end in self.ends[layer]:
                 factory = {"device": device, "dtype": dtype}
                 for name, shape, fmt, sharing in (
-                    ("weight_ih", (rows, width), inputs[layer], self.shared),
-                    ("weight_hh", (rows, self.output_size), hidden[layer], self.hidden_shared),
+                    ("weight_ih", (rows, width), inputs[layer], of_layer(self.shared, layer)),
+                    ("weight_hh", (rows, self.output_size), hidden[layer], of_layer(self.hidden_shared, layer)),
                 ):
                     if fmt is None:
                         weight: Weight = nn.Parameter(torch.empty(shape, **factory))  # type: ignore[arg-type]
@@ -302,8 +301,8 @@ class Recurrent(Cell, nn.Module):
         *,
         input_format: FormatSpecs = None,
         hidden_format: FormatSpecs = None,
-        shared: Shared = False,
-        hidden_shared: Shared | None = None,
+        shared: LayerSharing = False,
+        hidden_shared: LayerSharing | None = None,
         order: str | Tree = "auto",
         pad_input: bool = False,
         recurrence: str = "auto",

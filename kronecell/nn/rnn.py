@@ -4,7 +4,8 @@ input_format   how W is stored: None (dense), a Format, a recipe without modes s
                with one of these per layer
 hidden_format  the same for U
 shared         False, True (the gates share factors as the paper has it) or the names of the unshared factors, such as
-               ("A1",), the paper's stricter variant; hidden_shared is the same for U, and follows `shared` by default
+               ("A1",), the paper's stricter variant; or a list with one of these per layer. hidden_shared is the
+               same for U, and follows `shared` by default
 order          "auto", or an order of the format for the product with x
 forget_bias    the first value of the bias that makes a network remember
 pad_input      allow a format with more inputs than the layer has; the rest is filled with zeros
@@ -16,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kronecell.formats import Shared
 from kronecell.formats.recipes import FormatSpecs
+from kronecell.nn.linear import LayerSharing
 from kronecell.nn.quantized import QuantizedHidden
 from kronecell.nn.recurrent import Direction, Recurrent
 from kronecell.nn.sequences import State
@@ -57,8 +58,8 @@ class LSTM(Recurrent):
         *,
         input_format: FormatSpecs = None,
         hidden_format: FormatSpecs = None,
-        shared: Shared = False,
-        hidden_shared: Shared | None = None,
+        shared: LayerSharing = False,
+        hidden_shared: LayerSharing | None = None,
         order: str | Tree = "auto",
         forget_bias: float | None = None,
         pad_input: bool = False,
@@ -114,8 +115,8 @@ class GRU(Recurrent):
         *,
         input_format: FormatSpecs = None,
         hidden_format: FormatSpecs = None,
-        shared: Shared = False,
-        hidden_shared: Shared | None = None,
+        shared: LayerSharing = False,
+        hidden_shared: LayerSharing | None = None,
         order: str | Tree = "auto",
         forget_bias: float | None = None,
         pad_input: bool = False,

@@ -190,7 +190,7 @@ def _train_step(
     """One step; returns the sums over all ranks of loss, correct answers, clips, and ranks that should stop."""
     replica.train()
     # Drawn from (seed, epoch, step, rank): dropout is the same after a resume, with no state to save.
-    torch.manual_seed(_mix(settings.seed, progress.epoch, progress.step, world.rank))
+    torch.manual_seed(mix(settings.seed, progress.epoch, progress.step, world.rank))
     rate = settings.learning_rate * _schedule(settings, progress, steps)
     for group in optimiser.param_groups:
         group["lr"] = rate * group.get("scale", 1.0)
@@ -334,7 +334,7 @@ def _kernels(precision: str, device: torch.device) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(before)
 
 
-def _mix(*numbers: int) -> int:
+def mix(*numbers: int) -> int:
     """One seed from several numbers (FNV-1a over the numbers)."""
     seed = 0xCBF29CE484222325
     for number in numbers:

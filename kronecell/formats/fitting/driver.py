@@ -14,7 +14,10 @@ from kronecell.formats.fitting.als import FROZEN, environments
 from kronecell.formats.fitting.metric import check_inputs, root, seen_target, seen_through
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.refine import refine
+from kronecell.ops.contract import contract_network
 from kronecell.plans.network import GATE, Network
+from kronecell.plans.order import optimal
+from kronecell.plans.plan import Plan
 
 START_SEED = 0x5EED  # keeps random starts apart from factors that a user drew with the same seed
 DOUBLE_NUMEL = 1 << 23  # up to here everything is done in float64 whatever the dtype of W, and from random starts too
@@ -29,35 +32,47 @@ def fit_dense(
     with torch.no_grad():
         work = torch.float64 if W.numel() <= DOUBLE_NUMEL or W.dtype == torch.float64 else torch.float32
         options.check_memory(memory_needed(fmt, W, gates, work), str(fmt))
-        L = None if inputs is None else root(check_inputs(inputs, fmt.M).to(device=W.device, dtype=work))
+        X = None if inputs is None else check_inputs(inputs, fmt.M).to(device=W.device, dtype=work)
         if gates == 1:
-            factors = fit_one(fmt, W.to(work), L, options)
+            factors = fit_one(fmt, W.to(work), X, options)
         elif all(GATE in f.legs for f in network.parameters):
-            fits = [fit_one(fmt, gate.to(work), L, options) for gate in W]
+            fits = [fit_one(fmt, gate.to(work), X, options) for gate in W]
             factors = {name: torch.stack([fit[name].to(work) for fit in fits]) for name in fits[0]}
         else:
-            factors = _fit_shared(fmt, W.to(work), network, options)
-            if L is not None:
-                factors = _refine_seen(network, W.to(work), L, factors, options, f"{fmt} shared")
+            factors = _fit_shared(fmt, W.to(work), network, X, options)
         factors = {name: factors[name].to(W.dtype).contiguous() for name in network.shapes}
         return factors, relative_error(fmt, W, factors, gates, shared, None)
 
 
-def fit_one(fmt: base.Format, W: Tensor, L: Tensor | None, options: FitOptions) -> dict[str, Tensor]:
-    """One matrix (M, N); with L, the fit that matters for L W."""
-    if L is not None:
-        closed = fmt._decompose_seen(W, L, options)
-        if closed is not None:
-            return closed
+def fit_one(fmt: base.Format, W: Tensor, X: Tensor | None, options: FitOptions) -> dict[str, Tensor]:
+    """One matrix (M, N); with inputs X, the fit that matters for X W."""
     network = fmt.network()
     if not options.refine or len(network.parameters) < 2 or fmt.optimal_start:
-        factors = fmt._decompose(W, options)
+        plain = fmt._decompose(W, options)
     else:
         dense = network.as_dense()
-        factors = refine(dense, W.reshape(dense.shape(dense.outputs)), _starts(fmt, W, options), options, str(fmt))
-    if L is None or not options.refine or len(network.parameters) < 2:
-        return factors
-    return _refine_seen(network, W, L, factors, options, str(fmt))
+        plain = refine(dense, W.reshape(dense.shape(dense.outputs)), _starts(fmt, W, options), options, str(fmt))
+    if X is None:
+        return plain
+    L = root(X)
+    seen = fmt._decompose_seen(W, L, options)
+    if seen is None and (not options.refine or len(network.parameters) < 2):
+        return plain
+    seen = _refine_seen(network, W, L, plain, options, str(fmt)) if seen is None else seen
+    return _better(network, W, X, plain, seen)
+
+
+def _better(
+    network: Network, W: Tensor, X: Tensor, plain: dict[str, Tensor], seen: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The fit with the smaller error on X itself: the ridge in L, or a refinement that stops early, may mislead."""
+    dense = network.as_dense()
+    plan = Plan(dense, optimal(dense), order="dense")
+    errors = [
+        float(torch.linalg.vector_norm(X @ (W - contract_network(plan, factors).reshape(W.shape).to(W))))
+        for factors in (seen, plain)
+    ]
+    return plain if errors[1] < errors[0] else seen
 
 
 def _refine_seen(
@@ -108,16 +123,27 @@ def _starts(fmt: base.Format, W: Tensor, options: FitOptions) -> Iterator[dict[s
         yield fmt.init(generator, std=std or 1.0, dtype=torch.float64, device=W.device)
 
 
-def _fit_shared(fmt: base.Format, W: Tensor, network: Network, options: FitOptions) -> dict[str, Tensor]:
+def _fit_shared(
+    fmt: base.Format, W: Tensor, network: Network, X: Tensor | None, options: FitOptions
+) -> dict[str, Tensor]:
     """One joint fit of all gates."""
     gated = [f for f in network.parameters if GATE in f.legs]
-    legs = [leg for leg in gated[0].legs if leg in (*network.inputs, *network.outputs[1:])]
+    legs = [leg for leg in gated[0].legs if leg in network.outputs[1:]]
+    if len(gated) == 1 and legs:  # more outputs of the same inputs
+        return _fit_widened(fmt, W, gated[0].name, legs[0], X, options)
+    legs = [leg for leg in gated[0].legs if leg in network.inputs]
     if len(gated) == 1 and legs:
-        return _fit_widened(fmt, W, gated[0].name, legs[0], options)
-    return _fit_around_mean(fmt, W, network, options)
+        plain = _fit_widened(fmt, W, gated[0].name, legs[0], None, options)
+    else:
+        plain = _fit_around_mean(fmt, W, network, options)
+    if X is None:
+        return plain
+    return _better(network, W, X, plain, _refine_seen(network, W, root(X), plain, options, f"{fmt} shared"))
 
 
-def _fit_widened(fmt: base.Format, W: Tensor, name: str, leg: str, options: FitOptions) -> dict[str, Tensor]:
+def _fit_widened(
+    fmt: base.Format, W: Tensor, name: str, leg: str, X: Tensor | None, options: FitOptions
+) -> dict[str, Tensor]:
     """A gate leg on one factor alone is a wider mode of that factor: the same network with mode g * m_i."""
     gates = W.shape[0]
     side, index = leg[0], int(leg[1:]) - 1
@@ -126,7 +152,7 @@ def _fit_widened(fmt: base.Format, W: Tensor, name: str, leg: str, options: FitO
     wide = replace(fmt, **{side: tuple(modes)})
     position = index + (len(fmt.m) if side == "n" else 0)
     tensor = W.reshape(gates, *fmt.m, *fmt.n).movedim(0, position)
-    factors = fit_one(wide, tensor.reshape(wide.M, wide.N), None, options)
+    factors = fit_one(wide, tensor.reshape(wide.M, wide.N), X, options)
     axis = next(f for f in fmt.network().parameters if f.name == name).legs.index(leg)
     factor = factors[name]
     shape = (*factor.shape[:axis], gates, factor.shape[axis] // gates, *factor.shape[axis + 1 :])
