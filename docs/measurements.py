@@ -132,7 +132,8 @@ def letters(brief: bool = False) -> str:
     def gap(triple: Sequence[float] | None) -> str:
         return "" if triple is None else f"{100 * triple[0]:+.1f} ({100 * triple[1]:+.1f} to {100 * triple[2]:+.1f})"
 
-    rows = sorted(data["table"], key=lambda row: -row["accuracy"])
+    by_structure = [{**row, "name": f"{row['name']}, by structure"} for row in data["by_structure"]]
+    rows = sorted([*data["table"], *by_structure], key=lambda row: -row["accuracy"])
     lines = [
         [row["name"], whole(row["accuracy"]), span(row["interval"]), gap(row["difference"]), f"{row['params_w']:,}",
          f"{row['ratio_w']:,.0f}x", f"{row['settings']['learning_rate']:g}"]
@@ -159,13 +160,19 @@ def letters(brief: bool = False) -> str:
         else f"{seeds[0]} seeds"
     )
     beside = "; ".join(f"{row['name']} {whole(row['accuracy'])} ({span(row['interval'])})" for row in data["besides"])
-    compressed = [row for row in rows if row["difference"] is not None]
+    compressed = [row for row in data["table"] if row["difference"] is not None]
     better = [row["name"] for row in compressed if row["difference"][1] > 0]
     worse = [row["name"] for row in compressed if row["difference"][2] < 0]
     verdict = (
-        f"Told apart from dense by a 95% interval of the difference. Better: {'; '.join(better) or 'none'}. Worse: "
+        "Told apart from dense at one rate by a 95% interval of the difference. "
+        f"Better: {'; '.join(better) or 'none'}. Worse: "
         f"{'; '.join(worse) or 'none'}."
     )
+    first = max(data["table"], key=lambda row: row["accuracy"])["name"]
+    fair = data["minus_dense_by_structure"].get(first)
+    if fair is not None:  # dense, too, gains from a rate of its own for W
+        verdict += " By structure: W has a rate of its own, four trials; "
+        verdict += f"{first} minus dense by structure is {gap(fair)}."
     return "\n\n".join(
         [
             table(head, lines),
