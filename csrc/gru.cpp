@@ -13,6 +13,8 @@
 #include "widths.h"
 #define KERNEL_FILE "quantized_product.h"
 #include "widths.h"
+#define KERNEL_FILE "sparse_kernel.h"
+#include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
 #define KERNEL_FILE "recurrence_gru.h"
@@ -23,8 +25,10 @@ namespace kronecell {
 using GruResult = std::tuple<Tensor, Tensor, Tensor>;
 using GruGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-static GruResult gru_over(const char* op, Tensor gates, const Layout& layout, const Hidden& u, const MaybeTensor& bias_n,
+static GruResult gru_over(const char* op, Tensor gates, const Layout& layout, const Hidden& hidden, const MaybeTensor& bias_n,
                           const Tensor& h, bool keep) {
+    const Entries entries(hidden, false);
+    const Hidden& u = entries.u;
     const long size = h.size(1);
     if (bias_n) check_shape(*bias_n, {size}, op, "bias_n");
     gates = gates_read(op, gates, u);
@@ -84,7 +88,8 @@ static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTen
     const Layout layout(op, active, batch, batch_sizes, reverse);
     hidden = made_contiguous(hidden), d_output = made_contiguous(d_output);
     output = made_contiguous(output), active = made_contiguous(active), h = made_contiguous(h);
-    const Hidden u = check_hidden(op, hidden, 3, size, size);
+    const Entries entries(check_hidden(op, hidden, 3, size, size), true);
+    const Hidden& u = entries.u;
     check_rows(op, "active", active, active, 4 * size), check_rows(op, "output", output, active, size);
     if (bias_n) check_shape(*bias_n, {size}, op, "bias_n");
     if (d_output) check_rows(op, "d_output", *d_output, active, size);

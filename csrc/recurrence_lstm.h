@@ -78,7 +78,7 @@ void lstm_run(const Prepared& p, const Gates& gates, const Steps& steps, const L
 void lstm_run_back(const Prepared& p, const Columns* project, const Steps& steps, const LstmBackward& g, long start, long some,
                    float* memory) {
     const long size = p.u.size, width = p.u.width;
-    float *narrow = memory, *full = narrow + some * p.u.narrow();
+    float *narrow = memory, *full = narrow + p.u.between(some);
     float *dh = g.dh + start * width, *dc = g.dc + start * size;
     for (long turn = steps.count - 1; turn >= 0; turn--) {
         const long t = steps.at(turn), rows = steps.of_part(t, start, some), at = steps.first[t] + start;

@@ -10,6 +10,8 @@
 #include "widths.h"
 #define KERNEL_FILE "quantized_product.h"
 #include "widths.h"
+#define KERNEL_FILE "sparse_kernel.h"
+#include "widths.h"
 #define KERNEL_FILE "recurrence_hidden.h"
 #include "widths.h"
 
@@ -18,7 +20,8 @@ namespace kronecell {
 static Tensor split_linear(Tensor x, Tensors weight, int64_t gates, MaybeTensor bias) {
     const char* op = "split_linear";
     check_shape(x, {-1, -1}, op, "x");
-    STD_TORCH_CHECK(gates > 0 && !weight.empty(), "kronecell::split_linear: expected at least one gate and one matrix");
+    STD_TORCH_CHECK(gates > 0 && (weight.size() == 1 || weight.size() == 2),
+                    "kronecell::split_linear: expected at least one gate, and [W] or [In, Out]");
     if (!all_float(op, {&x}, weight, {&bias}))
         return dispatch<Tensor>("kronecell_reference::split_linear", "", x, weight, gates, bias);
     const Tensor& last = weight.back();

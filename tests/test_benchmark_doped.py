@@ -29,3 +29,10 @@ def test_doped_formats_are_trained_and_runs_that_are_there_are_not_repeated(tmp_
     assert again.returncode == 0 and "seed" not in again.stderr
     assert json.loads((tmp_path / "doped.json").read_text())["runs"] == found
     assert "| doped lowrank |" in (tmp_path / "doped.md").read_text()
+
+
+def test_the_speed_of_doped_layers_is_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.doped_speed", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(json.loads((tmp_path / "doped_speed.json").read_text())["rows"]) == 11

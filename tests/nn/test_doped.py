@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,10 @@ def test_a_doped_cell_is_a_layer_of_one_step() -> None:
     for step in x:
         state = cell(step, state)
     torch.testing.assert_close(state[0], rnn(x)[0][-1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [large, lambda: kc.TensorLinear("doped:0.1+kt:m=32,n=32,K=2")])
+def test_export_to_c_says_that_it_cannot_write_sparse_parts(build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    with pytest.raises(kc.CheckpointError, match=r"sparse part of doped.*to_dense\(\) first"):
+        kc.export_c(build(), tmp_path / "c")
+    assert not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ import kronecell as kc
 from kronecell.ops import kernels
 from kronecell.ops.contract import ready
 from kronecell.ops.small_products import small_products, small_products_backward
+from kronecell.ops.sparse import sparse_back, sparse_gradient, sparse_linear
 
 Arguments = tuple[Any, ...]
 Change = Callable[[Arguments], Arguments]
@@ -448,4 +449,92 @@ def hoisted_cases() -> list[Case]:
     return found
 
 
-CASES = [*narrow_cases(), *matrix_cases(), *fold_cases(), *grouped_cases(), *hoisted_cases()]
+# A sparse matrix ------------------------------------------------------------------------------------------------------
+
+
+def sparse(rows: int, outputs: int, inputs: int, block: int, share: float, start: bool) -> Any:
+    """x, values, places, outputs, start."""
+
+    def draw(generator: torch.Generator) -> Arguments:
+        everywhere = outputs // block * inputs
+        places = torch.randperm(everywhere, generator=generator)[: int(share * everywhere)].sort().values
+        first = normal(generator, rows, outputs) if start else None
+        return normal(generator, rows, inputs), normal(generator, len(places), block), places, outputs, first
+
+    return draw
+
+
+def exact_sparse(x: Tensor, values: Tensor, places: Tensor, outputs: int, start: Tensor | None) -> Tensor:
+    """Entry by entry: what is not stored meets no number of x."""
+    inputs, block = x.shape[1], values.shape[1]
+    products = x[:, places % inputs, None] * values
+    at = (places // inputs * block)[:, None] + torch.arange(block)
+    y = x.new_zeros(len(x), outputs).index_add(1, at.reshape(-1), products.flatten(1))
+    return y if start is None else y + start
+
+
+def exact_sparse_back(upstream: Tensor, values: Tensor, places: Tensor, inputs: int) -> Tensor:
+    block = values.shape[1]
+    at = (places // inputs * block)[:, None] + torch.arange(block)
+    products = (upstream[:, at] * values).sum(2)
+    return upstream.new_zeros(len(upstream), inputs).index_add(1, places % inputs, products)
+
+
+def exact_sparse_gradient(upstream: Tensor, x: Tensor, places: Tensor, block: int) -> Tensor:
+    inputs = x.shape[1]
+    products = torch.einsum("rn,rm->nm", upstream, x).unflatten(0, (-1, block))
+    return products[places // inputs, :, places % inputs]
+
+
+SPARSE_BAD = (
+    ("places out of range", change(2, lambda places: places + 10**6), "places"),
+    ("places that do not ascend", change(2, lambda places: places.flip(0)), "ascend"),
+    ("places as int32", change(2, lambda places: places.int()), "int64"),
+    ("too few places", change(2, lambda places: places[1:]), "values"),
+    ("a start of another width", put(4, torch.zeros(3, 7)), "start"),
+)
+
+
+def sparse_cases() -> list[Case]:
+    found = []
+    for rows, outputs, inputs, block, share, small in (
+        (2, 8, 5, 4, 0.4, True),
+        (3, 8, 5, 1, 0.3, True),
+        (1, 70, 50, 1, 0.1, False),
+        (1, 96, 33, 16, 0.2, False),
+        (23, 96, 50, 8, 0.1, False),
+        (37, 67, 45, 1, 0.2, False),
+        (130, 64, 300, 16, 0.02, False),
+        (3, 20, 30, 1, 1.0, False),
+    ):
+        start = block == 4
+        draw = sparse(rows, outputs, inputs, block, share, start)
+        name = f"{rows}x{inputs}-{outputs}-block{block}"
+        found.append(
+            Case(
+                f"sparse_linear-{name}",
+                sparse_linear,
+                draw,
+                exact_sparse,
+                SPARSE_BAD if start else (),
+                None if start else 0,
+                small=small,
+            )
+        )
+
+        def draw_back(generator: torch.Generator, draw: Any = draw, inputs: int = inputs) -> Arguments:
+            x, values, places, outputs, _ = draw(generator)
+            return normal(generator, len(x), outputs), values, places, inputs
+
+        def draw_gradient(generator: torch.Generator, draw: Any = draw) -> Arguments:
+            x, values, places, outputs, _ = draw(generator)
+            return normal(generator, len(x), outputs), x, places, values.shape[1]
+
+        found.append(Case(f"sparse_back-{name}", sparse_back, draw_back, exact_sparse_back, by_rows=0, small=small))
+        found.append(
+            Case(f"sparse_gradient-{name}", sparse_gradient, draw_gradient, exact_sparse_gradient, small=small)
+        )
+    return found
+
+
+CASES = [*narrow_cases(), *matrix_cases(), *fold_cases(), *grouped_cases(), *hoisted_cases(), *sparse_cases()]

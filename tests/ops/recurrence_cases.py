@@ -13,7 +13,7 @@ from kronecell.ops.recurrence import gru, lstm
 
 GATES = {"lstm": 4, "gru": 3}
 FORMS = ("dense", "split", "gated", "doped split", "doped gated")
-BLOCKS = {"doped split": 1, "doped gated": 1}  # outputs that share an index
+BLOCKS = {"doped split": (1,), "doped gated": (16, 4, 3)}  # outputs that share an index, the first that fits
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def draw(case: Case, seed: int = 0) -> Inputs:
             normal(gates, case.rank, size, scale=case.rank**-0.5),
         ]
     if "doped" in case.form:
-        count, block = max(1, size * width // 5), BLOCKS[case.form]
+        block = next(each for each in (*BLOCKS[case.form], 1) if gates * size % each == 0)
+        count = max(1, size * width // (5 * block))
         places = torch.randperm(gates * size // block * width, generator=generator)[:count].sort().values
         hidden += [normal(count, block, scale=0.5), places]
     sizes = [sum(length > t for length in case.lengths) for t in range(max(case.lengths, default=0))]
