@@ -41,8 +41,8 @@ def param_groups(module: nn.Module, lr: float, weight_decay: float = 0.0) -> lis
     set rates themselves. Weights decay by lr * weight_decay in every group.
 
     >>> groups = param_groups(torch.nn.LSTM(64, 16), 1e-2)
-    >>> [(group["scale"], len(group["params"])) for group in groups]
-    [(0.25, 1), (1.0, 3)]
+    >>> {group["scale"]: len(group["params"]) for group in groups}
+    {0.25: 1, 1.0: 3}
     """
     if not 0 < lr < math.inf:
         raise ShapeError(f"lr must be a number above 0, got {lr}")
