@@ -12,7 +12,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 ELSEWHERE := $(or $(TMPDIR),/tmp)/kronecell-torch
 TORCH ?= 2.10.0
 CROSS ?= aarch64-linux-gnu-g++
-CHECK := csrc/check/kernels.cpp csrc/width.cpp
+CHECK := csrc/check/kernels.cpp csrc/check/quantized.cpp csrc/width.cpp
 CHECK_FLAGS := -std=c++17 -O3 -ffp-contract=fast -Wno-psabi -Icsrc
 
 .PHONY: demo test test-all fuzz faults lint bench docs wheel sanitize test-torch test-aarch64 clean
@@ -67,6 +67,7 @@ sanitize: $(STAMP)
 		KRONECELL_WIDTH=$$width ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider tests/ops/test_operators.py tests/ops/test_recurrence.py \
+		tests/ops/test_quantized.py \
 		-k "not opcheck and not gradients_of_gradients and not second and not transforms and not choice" || exit 1; done
 
 # The wheel beside another torch: make test-torch TORCH=2.10.0. Downloads that torch, most of them with gigabytes of CUDA.

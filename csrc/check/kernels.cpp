@@ -1,11 +1,8 @@
 // A test of the kernel bodies without torch: every one against naive loops, for the register width at hand. Built for this
 // machine and, with a cross compiler, for aarch64 (make test-aarch64). Not part of the library.
-#include <cmath>
-#include <cstdio>
 #include <memory>
-#include <random>
-#include <string>
-#include <vector>
+
+#include "compare.h"
 
 #define KERNEL_FILE "quads_kernel.h"
 #include "widths.h"
@@ -24,31 +21,6 @@ using kronecell::Buffer;
 using kronecell::FoldSizes;
 using kronecell::Operand;
 using kronecell::Result;
-using Floats = std::vector<float>;
-
-static int failures = 0;
-static std::mt19937 generator(0);
-
-static Floats drawn(long size) {
-    std::normal_distribution<float> normal;
-    Floats numbers(size);
-    for (float& number : numbers) number = normal(generator);
-    return numbers;
-}
-
-// Sums in double with the sum of the sizes, by which errors are measured.
-struct Sum {
-    double value = 0, size = 0;
-    void add(double a, double b) { value += a * b, size += std::fabs(a * b); }
-};
-
-static void check(const std::string& what, const Floats& got, const std::vector<Sum>& want) {
-    double worst = got.size() == want.size() ? 0 : 1;
-    for (size_t i = 0; i < want.size() && i < got.size(); i++)
-        worst = std::fmax(worst, std::fabs(got[i] - want[i].value) / (want[i].size + 1e-30));
-    if (!(worst < 1e-6)) failures++, std::printf("wrong: %s, by %g\n", what.c_str(), worst);
-}
-
 static void few_columns(long rows, long depth, long columns, bool bytes) {
     Floats w = drawn(columns * depth), x = drawn(rows * depth), out(rows * columns), g = drawn(rows * columns);
     std::vector<uint8_t> as_bytes(rows * depth);
@@ -161,6 +133,7 @@ int main() {
         for (const long depth : {1, 16, 33, 400})
             for (const long columns : {1, 8, 19, 64, 530})
                 for (const int turned : {0, 1, 2, 3}) matrices(rows, depth, columns, turned & 1, turned & 2);
+    quantized_products();
     std::printf("width %d: %s\n", width, failures ? "failed" : "all kernels are right");
     return failures ? 1 : 0;
 }

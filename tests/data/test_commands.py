@@ -46,6 +46,12 @@ def test_verify_of_the_surveillance_set_agrees_with_an_independent_count(shared:
     assert {label: row["clips"] for label, row in summary["classes"].items()} == {"fight": 150, "noFight": 150}
 
 
+def test_a_flat_folder_is_not_told_to_use_the_layout_that_it_was_given(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.avi", pictures(3))
+    code, _, err = run("verify", tmp_path, "--layout", "folder")
+    assert code == 2 and "folder named like its class" in err and "--layout folder" not in err
+
+
 def test_verify_names_bad_files_and_writes_the_manifest(tmp_path: Path, shared: Path) -> None:
     root = tmp_path / "set"
     for label in ("a", "b"):

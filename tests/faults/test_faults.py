@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.__main__ import END, PAGE, START
 from tests.faults.matrix import FAULTS, Outcome, Trial, places_of, undisturbed
 from tests.faults.works import WORKS, make_inputs
 
@@ -39,3 +40,10 @@ def test_every_fault_in_every_work(work: str, fault: str, inputs: Path, tmp_path
     trial = Trial(work, inputs, tmp_path / "out", undisturbed(work, inputs, tmp_path / "whole"))
     for place in trial.places(fault):
         check(trial.run(fault, place))
+
+
+def test_the_table_of_the_documentation_has_every_fault_in_every_work_and_none_that_is_bad() -> None:
+    text = PAGE.read_text().partition(START)[2].partition(END)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    assert [(row[0].strip("`"), row[1]) for row in rows] == [(work, name) for work in WORKS for name in FAULTS.values()]
+    assert all(int(row[2]) >= 1 and "bad" not in row[4] for row in rows)

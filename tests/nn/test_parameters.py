@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 
 import pytest
@@ -112,6 +113,17 @@ def reset(module: nn.Module) -> None:
     module.reset_parameters()  # type: ignore[operator]
 
 
+def another_process(module: nn.Module) -> None:
+    """Parameters in shared memory, as asynchronous training has them."""
+    module.share_memory()
+    with torch.no_grad():
+        module(given())
+    child = multiprocessing.get_context("fork").Process(target=in_place, args=(module,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 def dtypes(module: nn.Module) -> None:
     module.double()
     in_place(module)
@@ -120,7 +132,8 @@ def dtypes(module: nn.Module) -> None:
 
 CHANGES: list[Callable[[nn.Module], None]] = [
     in_place, through_data, new_data, through_numpy, new_parameters, loaded, assigned, vector, the_same_vector_twice,
-    flat_buffer, fused_sgd, fused_adam, foreach_adam, reset, dtypes,
+    flat_buffer, fused_sgd, fused_adam, foreach_adam, reset, another_process,
+    dtypes,
 ]  # fmt: skip
 
 
