@@ -8,6 +8,7 @@ from kronecell.errors import KronecellError
 from kronecell.formats.base import Format, Shared
 from kronecell.nn.hidden import macs_of
 from kronecell.nn.linear import TensorLinear
+from kronecell.nn.quantized import QuantizedLinear, integer_weights
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.sparse import SparseMatrix
 from kronecell.ops.choose import executed_macs
@@ -56,7 +57,13 @@ def _own(module: nn.Module) -> Cost:
     if isinstance(module, SparseMatrix):
         return Cost(module.size.num_values, 0, 0, 0, 0, module.size.index_bytes)
     if isinstance(module, TensorLinear):
-        return _matrix(module, numbers, *_linear_macs(module))
+        # Values of a sparse matrix beside it are counted by that, also as integers.
+        integers = getattr(module, "quantized", None)
+        stored = 0 if integers is None else integer_weights(integers)
+        return _matrix(module, numbers + stored, *_linear_macs(module))
+    if isinstance(module, QuantizedLinear):
+        numbers += module.num_weights
+        return Cost(numbers, numbers, module.num_weights, module.num_weights)
     multiplies = isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase | Recurrent)
     macs = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim == 2) if multiplies else 0
     if not isinstance(module, Recurrent):

@@ -335,6 +335,8 @@ def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = Non
     Under autocast products with x are of lower precision, as nn.Linear's.
     """
     like, device = operands[0], x.device.type
+    if x.device != like.device:  # torch would multiply what is on no device as if it were memory of the CPU
+        raise ShapeError(f"input is on {x.device}, the factors on {like.device}; move one with .to(...)")
     if like.dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         operands = [operand.to(dtype) for operand in operands]

@@ -38,6 +38,20 @@ def test_the_layer_equals_its_dense_twin(text: str) -> None:
     torch.testing.assert_close(layer(x[0, 0]), twin(x[0, 0]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("text", SMALL)
+@pytest.mark.parametrize("training", [False, True])
+def test_numbers_are_not_made_of_an_input_that_has_none(text: str, training: bool) -> None:
+    """Memory of the CPU was read in place of the meta device: it is refused, or the result has no numbers, too."""
+    layer = kc.TensorLinear(text)
+    try:
+        with torch.set_grad_enabled(training):
+            y = layer(torch.zeros(2, layer.in_features, device="meta"))
+    except kc.ShapeError as error:
+        assert "input is on meta, the factors on cpu" in str(error)
+    else:
+        assert y.is_meta
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("text", SMALL)
 def test_first_and_second_derivatives_are_right(text: str, shared: bool) -> None:

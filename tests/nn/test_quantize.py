@@ -103,6 +103,14 @@ def _shifted(module: nn.Module) -> None:
             parameter.add_(0.01)
 
 
+@pytest.mark.parametrize("name", [*LAYERS])
+def test_integers_are_counted_as_the_weights_that_they_stand_for(name: str) -> None:
+    module = made(name)
+    plain, small = kc.count(module), kc.count(kc.quantize(module))
+    assert (small.params, small.dense_params, small.dense_macs) == (plain.params, plain.dense_params, plain.dense_macs)
+    assert small.macs <= plain.dense_macs
+
+
 def test_weights_that_are_whole_multiples_are_exact() -> None:
     for bits in (3, 4, 5, 6, 7, 8):
         half = 2 ** (bits - 1)
