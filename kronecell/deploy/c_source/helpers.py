@@ -38,7 +38,7 @@ static void rows{end}(float *restrict y, const {V} *restrict v, size_t step, con
 {{
     size_t j = 0;
 #if VECTORS
-    for (; j + 32 <= width; j += 32) {{
+    for (const size_t whole = width - width % 32; j < whole; j += 32) {{
         float sum[32] = {{0}};
         for (size_t s = 0; s < count; s++) {{
             const float by = (float)v[s * step];
@@ -48,7 +48,7 @@ static void rows{end}(float *restrict y, const {V} *restrict v, size_t step, con
         for (size_t k = 0; k < 32; k++)
             y[j + k] += sum[k];
     }}
-    for (; j + 8 <= width; j += 8) {{
+    for (const size_t whole = width - width % 8; j < whole; j += 8) {{
         float sum[8] = {{0}};
         for (size_t s = 0; s < count; s++) {{
             const float by = (float)v[s * step];
@@ -59,7 +59,7 @@ static void rows{end}(float *restrict y, const {V} *restrict v, size_t step, con
             y[j + k] += sum[k];
     }}
 #endif
-    for (; j + 4 <= width; j += 4) {{
+    for (const size_t whole = width - width % 4; j < whole; j += 4) {{
         float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
         for (size_t s = 0; s < count; s++) {{
             const float by = (float)v[s * step];
@@ -91,7 +91,7 @@ static float dot{end}(const {V} *v, size_t step, const {M} *m, size_t skip, size
 #if VECTORS
     float sum[16] = {{0}};
     if (step == 1 && skip == 1) {{
-        for (; s + 16 <= count; s += 16)
+        for (const size_t whole = count - count % 16; s < whole; s += 16)
             for (size_t k = 0; k < 16; k++)
                 sum[k] += (float)v[s + k] * (float)m[s + k];
         for (size_t k = 0; k < 16; k += 4) {{
@@ -102,7 +102,7 @@ static float dot{end}(const {V} *v, size_t step, const {M} *m, size_t skip, size
         }}
     }}
 #endif
-    for (; s + 4 <= count; s += 4) {{
+    for (const size_t whole = count - count % 4; s < whole; s += 4) {{
         a += (float)v[s * step] * (float)m[s * skip];
         b += (float)v[(s + 1) * step] * (float)m[(s + 1) * skip];
         c += (float)v[(s + 2) * step] * (float)m[(s + 2) * skip];

@@ -162,7 +162,7 @@ class _Network:
         if not self.several:
             parts.append(self._step())
         if self.network.classifier is not None:
-            parts.append(self._predict())
+            parts += [self._add(), self._predict()]
         else:
             parts.append(self._run_both() if self.several else self._run())
         return "\n".join(parts)
@@ -174,6 +174,7 @@ class _Network:
         if not self.several:
             found["step"] = f"void {name}_step({name}_state *state, const {kind} *x, float *y)"
         if self.network.classifier is not None:
+            found["add"] = f"void {name}_add(const float *scores, size_t segments, float *chances)"
             found["predict"] = (
                 f"size_t {name}_predict({name}_state *state, const uint8_t *frames, size_t segments, size_t steps, "
                 "float *chances)"
@@ -250,28 +251,32 @@ class _Network:
             x, width = target, total
         return "\n".join([self.declarations()["run"], "{", *lines, "}", ""]).replace("(step) *", "step *")
 
+    def _add(self) -> str:
+        classes, exponential = self.network.outputs, self.source.exponential()
+        return f"""{self.declarations()["add"]}
+{{
+    float largest = scores[0], sum = 0.0f;
+    for (size_t k = 1; k < {classes}; k++)
+        largest = scores[k] > largest ? scores[k] : largest;
+    for (size_t k = 0; k < {classes}; k++)
+        sum += {exponential}(scores[k] - largest);
+    for (size_t k = 0; k < {classes}; k++)
+        chances[k] += {exponential}(scores[k] - largest) / (sum * (float)segments);
+}}
+"""
+
     def _predict(self) -> str:
-        classes, inputs = self.network.outputs, self.network.inputs
-        exponential = self.source.exponential()
+        classes, inputs, name = self.network.outputs, self.network.inputs, self.name
         return f"""{self.declarations()["predict"]}
 {{
     float *scores = state->scratch + {self.scores};
     size_t best = 0;
     {self.source.zero()}(chances, {classes});
     for (size_t segment = 0; segment < segments; segment++) {{
-        float largest, sum = 0.0f;
-        {self.name}_reset(state);
+        {name}_reset(state);
         for (size_t step = 0; step < steps; step++)
-            {self.name}_step(state, frames + (segment * steps + step) * {inputs}, step + 1 < steps ? NULL : scores);
-        largest = scores[0];
-        for (size_t k = 1; k < {classes}; k++)
-            largest = scores[k] > largest ? scores[k] : largest;
-        for (size_t k = 0; k < {classes}; k++) {{
-            scores[k] = {exponential}(scores[k] - largest);
-            sum += scores[k];
-        }}
-        for (size_t k = 0; k < {classes}; k++)
-            chances[k] += scores[k] / (sum * (float)segments);
+            {name}_step(state, frames + (segment * steps + step) * {inputs}, step + 1 < steps ? NULL : scores);
+        {name}_add(scores, segments, chances);
     }}
     for (size_t k = 1; k < {classes}; k++)
         best = chances[k] > chances[best] ? k : best;
@@ -319,6 +324,11 @@ def _about(key: str, network: Network, name: str, kind: str) -> str:
         return f"/* One frame of {upper}_INPUTS bytes; y gets the scores of {upper}_OUTPUTS classes, or is NULL. */"
     if key == "step":
         return f"/* One time step: {upper}_INPUTS of x -> {upper}_OUTPUTS of y. */"
+    if key == "add":
+        return (
+            "/* After the last frame of a segment: its probabilities, divided by the number of segments, are added to\n"
+            "   chances, which start at zero. */"
+        )
     if key == "predict":
         return (
             "/* The class of a clip: `segments` times `steps` frames, one after the other; chances gets the mean\n"
