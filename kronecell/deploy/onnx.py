@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from kronecell.deploy.atomic import write_atomically
 from kronecell.deploy.comparison import distance, is_rounding
+from kronecell.deploy.onnx_integers import keep_integers
 from kronecell.deploy.onnx_layers import OnnxCell, OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
 from kronecell.nn.cells import RecurrentCell
 from kronecell.nn.linear import TensorLinear
-from kronecell.nn.quantize import dequantize, is_quantized
+from kronecell.nn.quantize import SMALL, dequantize, is_quantized
+from kronecell.nn.quantized import Integers
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
@@ -66,6 +68,7 @@ def export_onnx(
     axes of TensorLinear, and axes 0 (batch) and 1 (time, in inputs of three or more axes) of other modules.
     """
     onnxruntime = _import_runtime()
+    integers = [part for part in module.modules() if isinstance(part, Integers)]
     module = (dequantize(module) if is_quantized(module) else copy.deepcopy(module)).eval()
     _check_module(module, streaming)
     module = _with_our_layers(module, densify)
@@ -77,13 +80,19 @@ def export_onnx(
     axes = _dynamic_axes(module, tensors, streaming) if dynamic is None else [{**(entry or {})} for entry in dynamic]
     if len(axes) != len(tensors):
         raise ShapeError(f"dynamic needs one entry per input tensor: expected {len(tensors)}, got {len(axes)}")
-    program = _translate(graph, tensors, axes, _names(module, len(tensors)), fold=densify)
+    program = _translate(
+        graph, tensors, axes, _names(module, len(tensors)), 1 << 31 if densify else SMALL if integers else 1 << 12
+    )
     checked: list[tuple[tuple[int, ...], ...]] = []
     worst = 0.0
+    operators: dict[str, int] = {}
 
     def write(temporary: Path) -> None:
         nonlocal worst
         program.save(str(temporary), external_data=False)
+        if integers and not densify:
+            keep_integers(temporary, integers)
+        operators.update(_operators(temporary))
         session = onnxruntime.InferenceSession(temporary.read_bytes(), providers=["CPUExecutionProvider"])
         for inputs in _other_inputs(tensors, axes):
             worst = max(worst, _difference(session, wrapped, inputs))
@@ -91,8 +100,7 @@ def export_onnx(
 
     target = Path(path)
     write_atomically(target, write)
-    operators = Counter(node.op_type for node in program.model.graph)
-    return OnnxExport(target, target.stat().st_size, dict(operators), worst, tuple(checked))
+    return OnnxExport(target, target.stat().st_size, operators, worst, tuple(checked))
 
 
 class Flat(nn.Module):
@@ -145,6 +153,13 @@ def _flat(result: Any) -> tuple[Tensor, ...]:
     if isinstance(result, Tensor):
         return (result,)
     return tuple(tensor for part in result for tensor in _flat(part))
+
+
+def _operators(path: Path) -> Counter[str]:
+    """How many nodes of each kind a file has, those inside a Scan left out."""
+    import onnx
+
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
 def _import_runtime() -> Any:
@@ -224,11 +239,12 @@ def _names(module: nn.Module, count: int) -> dict[str, Any]:
 
 
 def _translate(
-    module: nn.Module, tensors: Sequence[Tensor], axes: Sequence[dict[int, str]], names: dict[str, Any], fold: bool
+    module: nn.Module, tensors: Sequence[Tensor], axes: Sequence[dict[int, str]], names: dict[str, Any], limit: int
 ) -> Any:
     """torch's exporter on an example in which no dynamic axis has length 1, which it would take for a constant.
 
-    `fold` computes at once what depends on weights alone; without it the file keeps the factors and stays small.
+    What depends on weights of at most `limit` numbers alone is computed at once; with a low limit the file keeps the
+    factors and stays small.
     """
     import onnxscript.optimizer
 
@@ -245,7 +261,6 @@ def _translate(
         except torch.onnx.OnnxExporterError as error:
             raise CheckpointError(f"torch cannot translate this module to ONNX: {error}") from None
         assert program is not None
-        limit = 1 << 31 if fold else 1 << 12
         onnxscript.optimizer.optimize(program.model, input_size_limit=limit, output_size_limit=limit)
     for graph in (program.model.graph, *program.model.graph.subgraphs()):
         for node in graph:

@@ -23,6 +23,9 @@ from kronecell.ops.contract import plain_execute
 from kronecell.ops.engine import BYTE
 from kronecell.ops.sparse import with_dense_part
 
+# Multiply-adds a step that a split U saves, from which ONNX Runtime is faster with a Scan of two MatMul: for 128
+# to 1,024 units: a step of Scan costs as much more than one of a node as about 130,000 multiply-adds (docs/deploy.md).
+WORTH_A_SCAN = 2**17
 GATE_ORDERS = {4: (0, 3, 1, 2), 3: (1, 0, 2)}  # torch's i f g o as ONNX's i o f c, torch's r z n as ONNX's z r h
 
 
@@ -79,7 +82,8 @@ class OnnxRecurrent(nn.Module):
         self, x: Tensor, weights: Direction, state: State, reverse: bool, time_first: bool
     ) -> tuple[Tensor, State]:
         W = weights.weight
-        held = None if weights.project is not None or self.streaming else _node_input(x, W)
+        by_step = weights.project is not None or self.streaming or narrow_pays(weights.hidden)
+        held = None if by_step else _node_input(x, W)
         if held is not None:
             source, weight = held
             source = source if time_first else source.transpose(0, 1)
@@ -108,6 +112,15 @@ class OnnxCell(nn.Module):
         W = OnnxLinear(weights.weight) if isinstance(weights.weight, TensorLinear) else weights.weight
         gates = project(rows, weights._replace(weight=W))
         return self.module.closed(input, step(gates, weights, state, self.module.GATES)[1])
+
+
+def narrow_pays(hidden: Sequence[Tensor] | QuantizedHidden) -> bool:
+    """Whether two narrow products in a Scan take less time than a dense one in an LSTM or GRU node."""
+    if isinstance(hidden, QuantizedHidden) or len(hidden) != 2:  # dense, or with a sparse part
+        return False
+    In, Out = hidden
+    between, outputs = In.shape[0], Out.shape[-1] * (Out.shape[0] if Out.ndim == 3 else 1)
+    return In.shape[1] * outputs - between * (In.shape[1] + outputs) >= WORTH_A_SCAN
 
 
 def _node_input(x: Tensor, W: Tensor | nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -57,7 +57,7 @@ def dense_hidden(hidden: Sequence[Tensor] | QuantizedHidden) -> Tensor:
         U = (In.t() @ Out).t()
     else:
         gates, rank, _ = Out.shape
-        U = torch.einsum("grp,grh->ghp", In.reshape(gates, rank, -1), Out).flatten(0, 1)
+        U = (Out.transpose(1, 2) @ In.reshape(gates, rank, -1)).flatten(0, 1)
     return U + dense_of(sparse[0], sparse[1], *U.shape) if sparse else U
 
 

@@ -27,6 +27,7 @@ def _recipe(draw: random.Random) -> str | None:
         (
             None, "dense", f"lowrank:r={r}", f"cp:r={r}", f"tucker:r={r}", f"tt:r={r}",
             f"tr:r={r}", f"bt:r={r},P=2", f"ht:r={r}", f"kt:K={r}",
+            f"doped:0.05+tt:r={r}", f"doped:0.2,block=2+lowrank:r={r}",
             f"kcp:K=2,CA={r},CB=2", f"kcp:K=2,CA=2,CB={r},tie=all",
         )
     )  # fmt: skip

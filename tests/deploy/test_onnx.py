@@ -241,3 +241,43 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(kc.CheckpointError, match=r"pip install 'kronecell\[export\]'"):
         kc.export_onnx(kc.GRU(12, 8), target, torch.randn(2, 3, 12))
+
+
+def test_a_narrow_u_is_two_products_where_that_is_faster(tmp_path: Path) -> None:
+    """Few units: one node with a dense U. Many: a Scan, whose two matrices are all that the file holds of U."""
+    torch.manual_seed(0)
+    for size, node in ((32, "LSTM"), (384, "Scan")):
+        rnn = kc.LSTM(12, size, hidden_format="lowrank:r=4", shared=True).eval()
+        report = kc.export_onnx(rnn, tmp_path / "rnn.onnx", torch.randn(2, 2, 12))
+        assert report.operators[node] == 1 and not {"Einsum", "LSTM", "Scan"} - {node} & {*report.operators}
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("group", ["row", 7, None])
+def test_integers_stay_integers(bits: int, group: object, tmp_path: Path) -> None:
+    """A byte for every weight, scales, and nodes that make floats of them; the answers are the quantized module's."""
+    import onnx
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(kc.TensorLinear("tt:m=8x12,n=8x8,r=6"), torch.nn.Linear(64, 40)).eval()
+    small = kc.quantize(model, bits=bits, group=group)
+    report = kc.export_onnx(small, tmp_path / "small.onnx", torch.randn(3, 96))
+    integers = [part for part in small.modules() if hasattr(part, "integers")]
+    file = onnx.load(tmp_path / "small.onnx")
+    stored = [t for t in file.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    assert report.operators["DequantizeLinear"] == len(stored) == len(integers) >= 2
+    weights = sum(part.num_weights for part in integers)
+    assert weights <= sum(onnx.numpy_helper.to_array(t).size for t in stored) <= 1.2 * weights
+    floats = [t for t in file.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
+    assert sum(onnx.numpy_helper.to_array(t).size for t in floats) < weights  # biases, small factors and scales
+    assert report.difference < 1e-5
+
+
+def test_a_quantized_recurrence_keeps_its_integers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rnn = torch.nn.LSTM(24, 32).eval()
+    sizes = [
+        kc.export_onnx(module, tmp_path / "rnn.onnx", torch.randn(4, 2, 24)).size
+        for module in (kc.LSTM.from_dense(rnn), kc.quantize(rnn, bits=8))
+    ]
+    assert sizes[1] < sizes[0] / 2

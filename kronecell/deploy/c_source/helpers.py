@@ -255,6 +255,41 @@ static void quantized_{bits}{end}(float *restrict y, const {X} *restrict x, cons
     }}
 }}
 """
+SPARSE = """\
+/* y += S x for `count` entries in blocks; a gap is how far a block is from the one before, output by output */
+static void sparse{end}(float *y, const {X} *x, const float *values, const {G} *gaps, size_t count, size_t inputs,
+                        size_t block)
+{{
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {{
+        at += (size_t)gaps[i] - (i == 0);
+        for (; at >= inputs; at -= inputs)
+            y += block;
+        for (size_t k = 0; k < block; k++)
+            y[k] += values[i * block + k] * (float)x[at];
+    }}
+}}
+"""
+SPARSE_INTEGERS = """\
+/* y += S x for `count` entries of integers; a gap is how far an entry is from the one before, output by output */
+static void sparse_{bits}{end}(float *y, const {X} *x, const {W} *w, const float *scales, size_t group,
+                               const {G} *gaps, size_t count, size_t inputs)
+{{
+    size_t at = 0;
+    float some[{block}];
+    for (size_t i = 0; i < count; i++) {{
+        const size_t j = i % {block}, left = count - i < {block} ? count - i : {block};
+        if (j == 0) {{
+            integers_{bits}(some, w + i / 8 * {bits}, (left + 7) / 8 * 8, left);
+            scaled(some, scales, i, left, group);
+        }}
+        at += (size_t)gaps[i] - (i == 0);
+        for (; at >= inputs; at -= inputs)
+            y++;
+        *y += some[j] * (float)x[at];
+    }}
+}}
+"""
 ACTIVATIONS = """\
 /* e^x, within 2 units of the last place; what is too large or small becomes the largest or smallest of it */
 static float exponential(float x)

@@ -17,6 +17,7 @@ from kronecell.deploy.c_source.parts import Matrix
 from kronecell.deploy.c_source.source import Source
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import QuantizedFactor, QuantizedLinear
+from kronecell.nn.sparse import SparseMatrix
 from kronecell.ops.quantized import pack, unpack
 
 SMALL = {"balance": 2**10, "size": 2**7, "speed": 2**15}  # floats of scratch that are not worth a loop
@@ -53,6 +54,11 @@ def product(source: Source, matrix: Matrix, of_bytes: bool, prefer: str) -> Prod
         name, body = _network(source, matrix, chain, memory, of_bytes, padded)
         text = f"{matrix.weight.format}, order {chain.order}"
         scratch, macs = padded + memory.total, chain.macs
+        if matrix.weight.sparse is not None:
+            body.append(
+                _sparse(source, matrix.name, matrix.weight.sparse, "t" if padded else "x", of_bytes and not padded)
+            )
+            macs += matrix.weight.sparse.size.num_values
     elif isinstance(matrix.weight, QuantizedLinear):
         name, body = _quantized(source, matrix, matrix.weight, of_bytes)
         text, scratch, macs = f"dense, {matrix.weight.bits_text()}", 0, matrix.inputs * matrix.outputs
@@ -79,6 +85,19 @@ def _quantized(source: Source, matrix: Matrix, layer: QuantizedLinear, of_bytes:
     function = source.quantized(layer.bits, of_bytes)
     sizes = f"{layer.rows}, {layer.columns}, {layer.group}"
     return source.fresh(matrix.name), [f"    {function}(y, x, {array}, {scales}, {sizes});"]
+
+
+def _sparse(source: Source, name: str, sparse: SparseMatrix, x: str, of_bytes: bool) -> str:
+    """The sparse part of a doped matrix, after its structure."""
+    size, gaps = sparse.size, source.integers(f"{name}_gaps", sparse.gaps)
+    factor = dict(getattr(sparse, "quantized", None) or {}).get("entries")
+    if factor is not None and factor.rows == 1 and size.block == 1:
+        array, scales = source.integers(f"{name}_S", factor.integers), source.floats(f"{name}_S_scales", factor.scales)
+        function = source.sparse_integers(factor.bits, sparse.gaps.dtype, of_bytes)
+        return f"    {function}(y, {x}, {array}, {scales}, {factor.group}, {gaps}, {size.count}, {size.inputs});"
+    values = source.floats(f"{name}_S", sparse.entries)
+    function = source.sparse(sparse.gaps.dtype, of_bytes)
+    return f"    {function}(y, {x}, {values}, {gaps}, {size.count}, {size.inputs}, {size.block});"
 
 
 # Tensor networks --------------------------------------------------------------------------------------------------

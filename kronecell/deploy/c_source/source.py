@@ -11,6 +11,7 @@ from kronecell.deploy.c_source import helpers
 from kronecell.errors import CheckpointError
 from kronecell.ops.quantized import BLOCK, row_bytes
 
+INTEGERS = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
 MOST_BYTES = 2**28  # of all arrays: a compiler needs about ten times as much memory
 A_LINE = 116  # characters
 
@@ -36,9 +37,8 @@ class Source:
         return self._array(name, "float", values.reshape(-1).to(torch.float32), 4)
 
     def integers(self, name: str, values: Tensor) -> str:
-        """A const array of bytes."""
-        kind = "int8_t" if values.dtype == torch.int8 else "uint8_t"
-        return self._array(name, kind, values.reshape(-1), 1)
+        """A const array of integers."""
+        return self._array(name, INTEGERS[values.dtype], values.reshape(-1), values.element_size())
 
     def _array(self, name: str, kind: str, values: Tensor, each: int) -> str:
         self.num_bytes += each * values.numel()
@@ -111,6 +111,20 @@ class Source:
             bits=bits, end=end, X=_type(of_bytes), W=helpers.stored_type(bits), block=BLOCK, dot=end, row_bytes=row
         )
         return self._helper(f"quantized_{bits}{end}", text)
+
+    def sparse(self, gaps: torch.dtype, of_bytes: bool) -> str:
+        """sparse(y, x, values, gaps, count, inputs, block)"""
+        end = f"_{8 * gaps.itemsize}" + ("_bytes" if of_bytes else "")
+        return self._helper(f"sparse{end}", helpers.SPARSE.format(end=end, X=_type(of_bytes), G=INTEGERS[gaps]))
+
+    def sparse_integers(self, bits: int, gaps: torch.dtype, of_bytes: bool) -> str:
+        """sparse_8(y, x, w, scales, group, gaps, count, inputs)"""
+        self._integers(bits)
+        end = f"_{8 * gaps.itemsize}" + ("_bytes" if of_bytes else "")
+        text = helpers.SPARSE_INTEGERS.format(
+            bits=bits, end=end, X=_type(of_bytes), W=helpers.stored_type(bits), G=INTEGERS[gaps], block=BLOCK
+        )
+        return self._helper(f"sparse_{bits}{end}", text)
 
     def _integers(self, bits: int) -> None:
         self._helper(f"integers_{bits}", helpers.integers(bits))
