@@ -185,8 +185,6 @@ def _plain(weight: Any) -> Weight:
         return weight.detach()
     if type(weight) not in (TensorLinear, QuantizedLinear):
         raise CheckpointError(f"export_c knows no weights of type {type(weight).__name__}; call to_dense() first")
-    if isinstance(weight, TensorLinear) and weight.sparse is not None:
-        raise CheckpointError(f"export_c cannot write the sparse part of {weight.format} yet; call to_dense() first")
     return weight
 
 
