@@ -70,15 +70,15 @@ class Settled(kc.TensorLinear):
         super().__init__(fmt, gates=GATES, shared=shared)
         self.train(grad)
         with torch.set_grad_enabled(grad):
-            self.settled: Plan = super().plan(rows)
+            self.fixed: Plan = super().plan(rows)
 
     def plan(self, rows: int) -> Plan:
         """That plan."""
-        return self.settled
+        return self.fixed
 
     def project(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W + bias by that plan."""
-        plan = self.settled.text
+        plan = self.fixed.text
         return apply(plan, x, prepare(plan, self.factors()), bias)
 
 

@@ -19,6 +19,7 @@ from kronecell.ops import flops as flops  # registers what FlopCounterMode count
 from kronecell.ops.choose import Product
 from kronecell.ops.contract import (
     apply,
+    check_device,
     check_dtype,
     check_tensor,
     contract_text,
@@ -162,6 +163,7 @@ class TensorLinear(nn.Module):
         return one_product(plan) or (self.sparse is not None and self.sparse.is_many)
 
     def _dense_product(self, x: Tensor, W: Tensor, bias: Tensor | None) -> Tensor:
+        check_device(x, W)
         if x.is_meta or not torch.is_autocast_enabled(x.device.type):
             check_dtype(x, W.dtype)
         return dense_product(x, W, bias)

@@ -329,14 +329,19 @@ def gradients_follow() -> bool:
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
 
 
+def check_device(x: Tensor, like: Tensor) -> None:
+    """Refuse an input that is not where the factors are."""
+    if x.device != like.device:  # torch would multiply what is on no device as if it were memory of the CPU
+        raise ShapeError(f"input is on {x.device}, the factors on {like.device}; move one with .to(...)")
+
+
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
     """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255.
 
     Under autocast products with x are of lower precision, as nn.Linear's.
     """
     like, device = operands[0], x.device.type
-    if x.device != like.device:  # torch would multiply what is on no device as if it were memory of the CPU
-        raise ShapeError(f"input is on {x.device}, the factors on {like.device}; move one with .to(...)")
+    check_device(x, like)
     if like.dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         operands = [operand.to(dtype) for operand in operands]

@@ -37,7 +37,8 @@ def in_place(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
 
 
 def loaded(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    model.load_state_dict({name: tensor * 1.5 for name, tensor in model.state_dict().items()})
+    scaled = {name: t * 1.5 if t.is_floating_point() else t for name, t in model.state_dict().items()}  # indices stay
+    model.load_state_dict(scaled)
 
 
 def stepped(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
