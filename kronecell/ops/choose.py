@@ -25,6 +25,7 @@ CHUNK_ELEMENTS, CHUNK_ROWS = 2**19, 4
 FEW_ROWS = 128  # optimal orders for these are tried in chunks of more rows, too
 FRESH = 2**20  # elements from which an allocation is likely to come from the system, page by page
 
+NOT_USED_AGAIN = 0.25  # part of a chunk's memory that is fresh for the next one, too; measured
 IN_CACHE = 0.6  # price of writing what stays in cache, relative to memory
 RUNS = 3  # of a product in training: itself, and the gradients of both operands
 AT_ONCE = 40  # price of a multiply-add in products of weights that one call makes, for which no registers are filled
@@ -177,6 +178,7 @@ def work(plan: Plan, rows: int, training: bool, frozen: bool = False) -> dict[st
         once["written"] *= IN_CACHE
         times = rows / plan.chunk
         total = {name: amount * times for name, amount in once.items()}
+        total["fresh"] = once["fresh"] * (1 + NOT_USED_AGAIN * (times - 1))
     else:
         total = _hot_work(plan, rows, training)
     if not frozen:
@@ -191,7 +193,7 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
     program = ready(plan.text).program
     ops = {op.out: op for op in program.hot}
     share = rows / (plan.chunk or plan.rows)  # op.copied and op.matrices are for the rows that are run at once
-    made: list[float] = []  # sizes of all that the forward makes
+    made: list[float] = []  # sizes of all that is made of x
     for i, step in enumerate(step for step in plan.steps if not step.hoisted):
         op = ops[step.name]
         forward = 1 + (training and i < again)
@@ -206,7 +208,7 @@ def _hot_work(plan: Plan, rows: int, training: bool, again: int = 0) -> dict[str
         written, copied = step.size * rows * pairs, op.copied * share
         total["written"] += forward * written + back * big * rows
         total["copied"] += forward * copied + (2 * big * rows if back and op.moves_gradient else 0)
-        made += [written, copied / 2]
+        made += [written, copied / 2, back * big * rows]
         if op.matrices > 1:
             total["batched"] += runs * macs
             total["matrix"] += runs * op.matrices * (share if op.spread else 1)
