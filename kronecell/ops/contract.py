@@ -235,11 +235,14 @@ def _contract_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, lis
     saved = output[1]
     ctx.sizes = (len(operands), bias is not None)
     ctx.mark_non_differentiable(*saved)
+    ctx.set_materialize_grads(False)  # of what is saved: zeros as large as y and v, in every backward
     ctx.save_for_backward(x, *operands, *saved)
 
 
-def _contract_gradient(ctx: Any, upstream: Tensor, _: list[Optional]) -> tuple[Any, ...]:
+def _contract_gradient(ctx: Any, upstream: Optional, _: list[Optional]) -> tuple[Any, ...]:
     count, has_bias = ctx.sizes
+    if upstream is None:
+        return None, [None] * count, None, None, None
     x, *rest = ctx.saved_tensors
     operands, saved = rest[:count], rest[count:]
     of_x, of_operands, of_bias = ctx.needs_input_grad[:3]
