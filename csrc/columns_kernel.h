@@ -3,8 +3,9 @@
 
 constexpr long AHEAD = 8192;   // bytes of x that are prefetched before they are needed, at least
 constexpr int TALL_BLOCK = 12;  // rows at once
-constexpr int DOTS = 4;         // columns up to which sums are made along the rows
+constexpr int DOTS = 4;         // columns at once whose sums are made along the rows
 constexpr int DOT_ROWS = LANES == 16 ? 6 : 3;
+constexpr long MOST_DOTS = LANES / 2;  // columns up to which that is faster than panels, of which the rest is zeros
 
 // Bytes as numbers.
 INLINE void convert(const uint8_t* from, float* to, long size) {
@@ -68,7 +69,6 @@ INLINE void tall_block(const float* x, long depth, const float* packed, float* o
 }
 
 // `later`, of which `asked` numbers a row are prefetched, is what is read after these rows; without it they go on.
-template <bool quads>
 APART void float_rows(const float* x, const float* packed, float* out, long rows, long depth, long columns,
                       const float* later, long asked) {
     const long ahead = (AHEAD / (TALL_BLOCK * depth * 4) + 1) * TALL_BLOCK * depth;
@@ -77,20 +77,13 @@ APART void float_rows(const float* x, const float* packed, float* out, long rows
     for (; r + TALL_BLOCK <= rows; r += TALL_BLOCK) {
         const float* here = x + r * depth;
         const Prefetch prefetch{later ? later + r * asked : here + ahead, lines};
-        if (quads)
-            tall_quads(here, depth, packed, out + r * columns, columns, prefetch);
-        else
-            tall_block(here, depth, packed, out + r * columns, columns, prefetch);
+        tall_block(here, depth, packed, out + r * columns, columns, prefetch);
     }
     x += r * depth, out += r * columns;
-    if (quads)
-        rest_of_quads(x, packed, out, rows - r, depth, columns);
-    else
-        multiply_panels(Operand{x, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
+    multiply_panels(Operand{x, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
 }
 
 // `scratch` is room for two blocks of rows.
-template <bool quads>
 APART void byte_rows(const uint8_t* x, const float* packed, float* scratch, float* out, long rows, long depth, long columns) {
     float *now = scratch, *then = scratch + TALL_BLOCK * depth + LINE;  // not whole pages apart
     long r = 0;
@@ -98,11 +91,7 @@ APART void byte_rows(const uint8_t* x, const float* packed, float* scratch, floa
     for (; r + TALL_BLOCK <= rows; r += TALL_BLOCK, out += TALL_BLOCK * columns) {
         const ConvertNext next{x + (r + TALL_BLOCK) * depth, then, depth};
         const bool more = r + 2 * TALL_BLOCK <= rows;
-        if (quads && more)
-            tall_quads(now, depth, packed, out, columns, next);
-        else if (quads)
-            tall_quads(now, depth, packed, out, columns, Idle());
-        else if (more)
+        if (more)
             tall_block(now, depth, packed, out, columns, next);
         else
             tall_block(now, depth, packed, out, columns, Idle());
@@ -110,11 +99,20 @@ APART void byte_rows(const uint8_t* x, const float* packed, float* scratch, floa
         now = then, then = swap;
     }
     convert(x + r * depth, now, (rows - r) * depth);
-    if (quads)
-        rest_of_quads(now, packed, out, rows - r, depth, columns);
-    else
-        multiply_panels(Operand{now, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
+    multiply_panels(Operand{now, depth, 1}, packed, Result{out, columns, nullptr, 0}, rows - r, columns, depth);
 }
+
+#if defined(__x86_64__) && KERNEL_WIDTH == 16
+// Adds up the four numbers of each quarter of four registers; they become the numbers of that quarter.
+INLINE __m512 join(vec first, vec second, vec third, vec fourth) {
+    const __m512 a = (__m512)first, b = (__m512)second, c = (__m512)third, d = (__m512)fourth;
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    return _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+}
+#endif
 
 // The sums of the numbers in each of four registers.
 INLINE void sums_across(const vec* v, float* to) {
@@ -150,7 +148,8 @@ INLINE vec numbers_at(const uint8_t* from, long some) {
 // Up to DOTS columns of some rows at once, each as sums along the row: x is read a register at a time. w is filled with
 // zeros up to whole registers.
 template <int rows, class Number>
-INLINE void dots(const Number* x, const float* w, float* out, long depth, long columns, const Number* next) {
+INLINE void dots(const Number* x, const float* w, float* out, long depth, long row, long columns, const Number* next,
+                 long asked) {
     const long padded = (depth + LANES - 1) / LANES * LANES;
     vec sums[rows][DOTS];
     UNROLL(6)
@@ -159,8 +158,7 @@ INLINE void dots(const Number* x, const float* w, float* out, long depth, long c
         for (int c = 0; c < DOTS; c++) sums[i][c] = (vec){0};
     }
     for (long k = 0; k < padded; k += LANES) {
-        if (next)
-            for (int i = 0; i < rows * LANES; i += 64 / (int)sizeof(Number)) __builtin_prefetch(next + k * rows + i);
+        for (long i = 0; i < asked; i++) __builtin_prefetch(next + (k / LANES * asked + i) * (64 / (long)sizeof(Number)), 0, 2);
         vec numbers[rows];
         UNROLL(6)
         for (int i = 0; i < rows; i++) numbers[i] = numbers_at(x + i * depth + k, depth - k);
@@ -175,59 +173,64 @@ INLINE void dots(const Number* x, const float* w, float* out, long depth, long c
     for (int i = 0; i < rows; i++) {
         float line[DOTS];
         sums_across(sums[i], line);
-        for (long c = 0; c < columns; c++) out[i * columns + c] = line[c];
+        for (long c = 0; c < columns; c++) out[i * row + c] = line[c];
     }
 }
 
-template <class Number>
-APART void dot_rows(const Number* x, const float* w, float* out, long rows, long depth, long columns) {
-    const long ahead = (AHEAD / (DOT_ROWS * depth * (long)sizeof(Number)) + 1) * DOT_ROWS * depth;
-    long r = 0;
-    for (; r + DOT_ROWS <= rows; r += DOT_ROWS, x += DOT_ROWS * depth, out += DOT_ROWS * columns)
-        dots<DOT_ROWS>(x, w, out, depth, columns, x + ahead);
-    for (; r < rows; r++, x += depth, out += columns) dots<1>(x, w, out, depth, columns, (const Number*)nullptr);
+// Rows are read from memory with the first columns, and from the cache with the others.
+template <int rows, class Number>
+APART void dots_of_rows(const Number* x, const float* w, float* out, long depth, long columns, const Number* next, long asked) {
+    const long padded = (depth + LANES - 1) / LANES * LANES;
+    for (long c = 0; c < columns; c += DOTS, w += DOTS * padded, asked = 0)
+        dots<rows>(x, w, out + c, depth, columns, columns - c < DOTS ? columns - c : DOTS, next, asked);
 }
 
-INLINE bool by_dots(long depth, long columns) { return columns <= DOTS && depth >= 4 * LANES; }
+// `later`, of which `asked` numbers a row are prefetched, is what is read after these rows; without it they go on.
+template <class Number>
+APART void dot_rows(const Number* x, const float* w, float* out, long rows, long depth, long columns, const Number* later,
+                    long asked) {
+    constexpr long line = 64 / (long)sizeof(Number);
+    const long ahead = (AHEAD / (DOT_ROWS * depth * (long)sizeof(Number)) + 1) * DOT_ROWS * depth;
+    const long steps = (depth + LANES - 1) / LANES, each = DOT_ROWS * (later ? asked : depth);
+    const long lines = (each + steps * line - 1) / (steps * line);  // of each step
+    long r = 0;
+    for (; r + DOT_ROWS <= rows; r += DOT_ROWS, x += DOT_ROWS * depth, out += DOT_ROWS * columns)
+        dots_of_rows<DOT_ROWS>(x, w, out, depth, columns, later ? later + r * asked : x + ahead, lines);
+    for (; r < rows; r++, x += depth, out += columns) dots_of_rows<1>(x, w, out, depth, columns, x, 0);
+}
 
-INLINE long dots_memory(long depth) { return DOTS * ((depth + LANES - 1) / LANES * LANES); }
+INLINE bool by_dots(long depth, long columns) { return columns <= MOST_DOTS && depth >= 4 * LANES; }
 
-INLINE long packed_memory(long depth, long columns) {
-    return by_quads(columns) ? quads_memory(depth) : packed_size(depth, columns);
+INLINE long dots_memory(long depth, long columns) {
+    return (columns + DOTS - 1) / DOTS * DOTS * ((depth + LANES - 1) / LANES * LANES);
 }
 
 // Numbers of memory that a product needs: w as it is read, and scratch.
 long columns_memory(bool bytes, long depth, long columns) {
-    if (by_dots(depth, columns)) return dots_memory(depth);
-    return packed_memory(depth, columns) + (bytes ? 2 * TALL_BLOCK * depth + LINE : 0);
+    if (by_dots(depth, columns)) return dots_memory(depth, columns);
+    return packed_size(depth, columns) + (bytes ? 2 * TALL_BLOCK * depth + LINE : 0);
 }
 
 // w (columns, depth) in that memory.
 void prepare_columns(const float* w, float* memory, long depth, long columns) {
-    if (by_dots(depth, columns)) {
-        const long padded = (depth + LANES - 1) / LANES * LANES;
-        memset(memory, 0, sizeof(float) * dots_memory(depth));
-        for (long c = 0; c < columns; c++) memcpy(memory + c * padded, w + c * depth, sizeof(float) * depth);
-    } else if (by_quads(columns)) {
-        pack_quads(w, memory, depth, columns);
-    } else {
+    if (!by_dots(depth, columns)) {
         pack_panels(w, 1, depth, memory, depth, columns);
+        return;
     }
+    const long padded = (depth + LANES - 1) / LANES * LANES;
+    memset(memory, 0, sizeof(float) * dots_memory(depth, columns));
+    for (long c = 0; c < columns; c++) memcpy(memory + c * padded, w + c * depth, sizeof(float) * depth);
 }
 
 // x is uint8 if `bytes`, else float.
 void few_columns(const void* x, bool bytes, float* memory, float* out, long rows, long depth, long columns,
                  const float* later, long asked) {
     if (by_dots(depth, columns) && bytes)
-        dot_rows((const uint8_t*)x, memory, out, rows, depth, columns);
+        dot_rows((const uint8_t*)x, memory, out, rows, depth, columns, (const uint8_t*)nullptr, 0);
     else if (by_dots(depth, columns))
-        dot_rows((const float*)x, memory, out, rows, depth, columns);
-    else if (by_quads(columns) && bytes)
-        byte_rows<true>((const uint8_t*)x, memory, memory + quads_memory(depth), out, rows, depth, columns);
-    else if (by_quads(columns))
-        float_rows<true>((const float*)x, memory, out, rows, depth, columns, later, asked);
+        dot_rows((const float*)x, memory, out, rows, depth, columns, later, asked);
     else if (bytes)
-        byte_rows<false>((const uint8_t*)x, memory, memory + packed_size(depth, columns), out, rows, depth, columns);
+        byte_rows((const uint8_t*)x, memory, memory + packed_size(depth, columns), out, rows, depth, columns);
     else
-        float_rows<false>((const float*)x, memory, out, rows, depth, columns, later, asked);
+        float_rows((const float*)x, memory, out, rows, depth, columns, later, asked);
 }

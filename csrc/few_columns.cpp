@@ -2,8 +2,6 @@
 // numbers are 0 to 255.
 #include "matrices.h"
 
-#define KERNEL_FILE "quads_kernel.h"
-#include "widths.h"
 #define KERNEL_FILE "columns_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "sums_kernel.h"

@@ -1,8 +1,6 @@
 // fold: the first two products of KCP in one operator, and the gradients of their small operands; see fold_kernel.h.
 #include "tensors.h"
 
-#define KERNEL_FILE "quads_kernel.h"
-#include "widths.h"
 #define KERNEL_FILE "columns_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "sums_kernel.h"

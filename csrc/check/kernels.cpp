@@ -4,8 +4,6 @@
 
 #include "compare.h"
 
-#define KERNEL_FILE "quads_kernel.h"
-#include "widths.h"
 #define KERNEL_FILE "columns_kernel.h"
 #include "widths.h"
 #define KERNEL_FILE "sums_kernel.h"

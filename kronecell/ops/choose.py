@@ -9,7 +9,6 @@ from math import prod
 import torch
 
 from kronecell.ops.contract import ready
-from kronecell.ops.engine import KEPT_PART
 from kronecell.ops.kernels import register_width
 from kronecell.ops.program import Op
 from kronecell.plans.network import INPUT, Network
@@ -224,7 +223,7 @@ def _made_again(plan: Plan) -> int:
     kept, last = 0, 0
     sizes = [step.size for step in plan.steps if not step.hoisted]
     for i, size in enumerate(sizes[:-1], 1):
-        if kept + size <= prod(plan.network.shape(plan.network.inputs)) // KEPT_PART:
+        if kept + size <= plan.width:
             kept += size
         else:
             last = i

@@ -21,7 +21,6 @@ from kronecell.plans.network import Factor, Network
 
 BYTE = 1 / 255  # a byte b of uint8 input counts as b / 255, as everywhere in imaging
 BYTE_ELEMENTS = 2**18  # of uint8 input that are converted at a time, where no kernel reads bytes
-KEPT_PART = 2  # in chunks, intermediates up to 1 / KEPT_PART of the size of x are saved for the backward
 
 
 # Weights ---------------------------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ def forward(
 def saved_shapes(program: Program, x: Tensor, keep: bool) -> list[tuple[int, ...]]:
     """Shapes of what `forward` saves: what x is before every step but the first, and the sums of a fold.
 
-    In chunks, what is large beside x is not saved, as (0,), but computed again.
+    In chunks, what would take more memory than x is not saved, as (0,), but computed again.
     """
     if not keep:
         return []
@@ -115,7 +114,7 @@ def saved_shapes(program: Program, x: Tensor, keep: bool) -> list[tuple[int, ...
     shapes: list[tuple[int, ...]] = []
     in_chunks = program.chunk is not None
     for each in program.sizes[:-1]:
-        fits = not in_chunks or taken + each <= program.width // KEPT_PART
+        fits = not in_chunks or taken + each <= program.width
         taken += each if fits else 0
         shapes.append((rows, each) if fits else (0,))
     return shapes if program.fold is None else [*shapes, _sums_shape(program, x)]
