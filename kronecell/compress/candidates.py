@@ -17,7 +17,7 @@ from kronecell.compress.matrices import Matrix
 from kronecell.compress.spectrum import spectrum_of
 from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized
 from kronecell.formats import Format
-from kronecell.nn.linear import Sharing
+from kronecell.nn.layer_plans import Sharing
 from kronecell.nn.rounding import chosen_group, rounded
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.nn.cells import RecurrentCell
-from kronecell.nn.linear import TensorLinear, split_text
+from kronecell.nn.layer_plans import split_text
+from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import QuantizedHidden
 from kronecell.nn.recurrent import Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kronecell.nn.linear import TensorLinear, split_text
+from kronecell.nn.layer_plans import split_text
+from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
 from kronecell.nn.sparse import PRICE, added
 from kronecell.nn.splitting import WORTH_SPLITTING, SplitText, matrices_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,24 +11,25 @@ from torch import Tensor, nn
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format, Shared, parse
 from kronecell.formats.doped import GAPS, VALUES
+from kronecell.nn.layer_plans import (
+    Sharing,
+    chosen_plan,
+    dense_text,
+    described,
+    one_product,
+    plan_text,
+    product_of,
+    split_text,
+)
 from kronecell.nn.products import FEW_ROWS, dense_product, few_rows_product, is_few
 from kronecell.nn.sparse import SparseMatrix, added
-from kronecell.nn.splitting import SplitText, matrices_of
+from kronecell.nn.splitting import matrices_of
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
+from kronecell.ops.checks import check_device, check_dtype, check_tensor
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import (
-    apply,
-    check_device,
-    check_dtype,
-    check_tensor,
-    contract_text,
-    gradients_follow,
-    operand_count,
-    prepare,
-)
-from kronecell.ops.registration import constant_when_traced
+from kronecell.ops.contract import apply, contract_text, gradients_follow, operand_count, prepare
 from kronecell.ops.tune import choices, explain
-from kronecell.plans.order import Tree, optimal
+from kronecell.plans.order import Tree
 from kronecell.plans.plan import Plan, plan_of
 
 Layer = TypeVar("Layer", bound="TensorLinear")
@@ -37,7 +37,6 @@ Layer = TypeVar("Layer", bound="TensorLinear")
 SPLIT_ELEMENTS = 2**18  # of In and Out, up to which x In Out takes less time than calls of several products
 TRACED_ROWS = 128  # a traced graph serves every number of rows, so its plan is chosen for a moderate one
 
-Sharing = bool | tuple[str, ...]
 LayerSharing = Shared | Sequence[Shared]  # of a network of layers: for all of them, or a list with one for each
 
 
@@ -81,7 +80,7 @@ class TensorLinear(nn.Module):
         self._names = (*network.shapes,)
         size = self.format.sparse(gates)
         self.sparse = SparseMatrix(size, device, dtype) if size is not None and size.count else None
-        self.matrix = _described(self.format, gates, self.shared, order)
+        self.matrix = described(self.format, gates, self.shared, order)
         self.frozen: tuple[tuple[int, str], ...] = ()  # rows and plan, ascending; of freeze.py
         self.frozen_rows: tuple[int, ...] = ()
         self.frozen_few: tuple[str, ...] = ()  # buffers of W for a few rows: In and Out, or dense
@@ -122,11 +121,11 @@ class TensorLinear(nn.Module):
 
     def plan(self, rows: int) -> Plan:
         """How x W is run for a number of rows, with gradients if they are enabled: what forward does."""
-        return plan_of(self._frozen_plan(rows)[1]) if self.frozen else _chosen(*self._key(rows))
+        return plan_of(self._frozen_plan(rows)[1]) if self.frozen else chosen_plan(*self._key(rows))
 
     def product(self, rows: int) -> Product:
         """What a plan is chosen for: this layer's matrix and about this many rows, here and now."""
-        return _product(*self._key(rows)[:-2])
+        return product_of(*self._key(rows)[:-2])
 
     def _key(self, rows: int, frozen: bool = False) -> tuple[Any, ...]:
         like = getattr(self, self._names[0])
@@ -174,7 +173,7 @@ class TensorLinear(nn.Module):
         self.requires_grad_(False)
         chosen: dict[str, int] = {}
         for count in sorted(rows):
-            chosen[_chosen(*self._key(count, frozen=True)).text] = count  # of several, the largest number of rows
+            chosen[chosen_plan(*self._key(count, frozen=True)).text] = count  # of several, the largest number of rows
         self.frozen = tuple(sorted((count, plan) for plan, count in chosen.items()))
         for number, (_, plan) in enumerate(self.frozen):
             if self.is_dense(plan):
@@ -232,13 +231,13 @@ class TensorLinear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _described(self.format, self.gates, self.shared, self.order)  # the table is that of a process
+        described(self.format, self.gates, self.shared, self.order)  # the table is that of a process
 
     # Dense -------------------------------------------------------------------------------------------------------
 
     def dense_plan(self) -> Plan:
         """How the weight is made dense."""
-        return plan_of(_dense_text(self.matrix))
+        return plan_of(dense_text(self.matrix))
 
     def dense_weight(self) -> Tensor:
         """The weight in torch's layout, (gates * N, M); differentiable."""
@@ -247,7 +246,7 @@ class TensorLinear(nn.Module):
 
     def structure_weight(self) -> Tensor:
         """The same without S."""
-        W = contract_text(_dense_text(self.matrix), self.factors())
+        W = contract_text(dense_text(self.matrix), self.factors())
         return W.reshape(self.gates, self.in_features, -1).transpose(1, 2).reshape(self.out_features, -1)
 
     @torch.no_grad()
@@ -360,60 +359,3 @@ def of_layer(shared: Any, layer: int) -> Sharing:
     each = isinstance(shared, tuple) and not all(isinstance(part, str) for part in shared)
     entry: Sharing = shared[layer] if each else shared
     return entry
-
-
-# Choosing a plan -------------------------------------------------------------------------------------------------
-
-# What a layer multiplies by, under one line of text: a key that a tracer can hold, where it could not hold a format.
-_matrices: dict[str, tuple[Format, int, Sharing, str | Tree]] = {}
-
-
-def _described(format: Format, gates: int, shared: Sharing, order: str | Tree) -> str:
-    text = f"{format} gates={gates} shared={shared} order={order}"
-    _matrices[text] = (format, gates, shared, order)
-    return text
-
-
-@constant_when_traced
-def plan_text(*key: Any) -> str:
-    """The plan of a layer as operators take it."""
-    return _chosen(*key).text
-
-
-@lru_cache(maxsize=4096)
-def _chosen(
-    matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, frozen: bool, threads: int, edition: int
-) -> Plan:
-    """The plan of a layer for a number of rows, here and now: what was measured, or what the cost model predicts."""
-    format, gates, shared, order = _matrices[matrix]
-    if order != "auto":
-        return format.plan(order, rows, gates=gates, shared=shared)
-    return choices.plan(_product(matrix, rows, grad, dtype, device, frozen))
-
-
-def _product(matrix: str, rows: int, grad: bool, dtype: torch.dtype, device: str, frozen: bool) -> Product:
-    format, gates, shared, _ = _matrices[matrix]
-    plans = [(name, format.plan(name, rows, gates=gates, shared=shared)) for name in format.orders()]
-    orders = tuple((name, plan.network, plan.tree) for name, plan in plans)
-    name = f"{format} gates={gates} shared={shared}"
-    return Product(format.network(gates, shared), orders, name, rows, grad, dtype, device, frozen)
-
-
-@constant_when_traced
-def _dense_text(matrix: str) -> str:
-    format, gates, shared, _ = _matrices[matrix]
-    dense = format.network(gates, shared).as_dense()
-    return Plan(dense, optimal(dense), order="dense").text
-
-
-@constant_when_traced
-def one_product(plan: str) -> bool:
-    """Whether x is multiplied once: by a dense W."""
-    return operand_count(plan) == 1 and plan_of(plan).chunk is None
-
-
-@constant_when_traced
-def split_text(matrix: str) -> SplitText | None:
-    """How a layer's matrix splits, if it does, as operators take it."""
-    format, gates, shared, _ = _matrices[matrix]
-    return SplitText.of(format.network(gates, shared))

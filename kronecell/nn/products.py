@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kronecell.ops.engine import BYTE
-from kronecell.ops.kernels import linear
-from kronecell.ops.recurrence import split_linear
+from kronecell.ops.kernels import linear, split_linear
 
 FEW_ROWS = 64  # up to which one call that packs nothing takes less time than products of matrices
 OWN_ROWS = 8  # from which our product takes less time to call than torch's

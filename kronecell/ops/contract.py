@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronecell.errors import PlanError, ShapeError
+from kronecell.errors import PlanError
 from kronecell.ops import engine
+from kronecell.ops.checks import check_device, check_dtype, check_factors, check_input
 from kronecell.ops.lowering import lower
 from kronecell.ops.program import Op, Program
 from kronecell.ops.registration import constant_when_traced, operator
@@ -321,21 +322,9 @@ def operand_count(plan: str) -> int:
     return len(ready_now(plan).program.hot)
 
 
-def check_dtype(x: Tensor, dtype: torch.dtype) -> None:
-    """Refuse an input that is neither of the dtype of the factors nor of bytes."""
-    if x.dtype not in (dtype, torch.uint8):
-        raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)")
-
-
 def gradients_follow() -> bool:
     """Whether a forward should save what its gradient needs. Not in a traced graph, which must not depend on it."""
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
-
-
-def check_device(x: Tensor, like: Tensor) -> None:
-    """Refuse an input that is not where the factors are."""
-    if x.device != like.device:  # torch would multiply what is on no device as if it were memory of the CPU
-        raise ShapeError(f"input is on {x.device}, the factors on {like.device}; move one with .to(...)")
 
 
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
@@ -388,39 +377,3 @@ def contract_text(plan: str, factors: Mapping[str, Tensor]) -> Tensor:
     run = hoist.reference if torch.compiler.is_exporting() else hoist
     result: Tensor = run([factors[name] for name in operand_sources(plan)[0]], plan)[0]
     return result
-
-
-def check_factors(network: Network, factors: Mapping[str, Tensor]) -> None:
-    """Every factor there, of its shape, and all of one floating point dtype."""
-    for factor in network.parameters:
-        tensor = factors.get(factor.name)
-        if tensor is None:
-            raise ShapeError(f"factor {factor.name!r} is missing; expected {[*network.shapes]}, got {[*factors]}")
-        expected = network.shapes[factor.name]
-        if tuple(tensor.shape) != expected:
-            raise ShapeError(
-                f"factor {factor.name!r} has the wrong shape: expected {expected} for legs {factor.legs}, "
-                f"got {tuple(tensor.shape)}"
-            )
-    dtypes = {factors[factor.name].dtype for factor in network.parameters}
-    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-        raise ShapeError(
-            f"factors must share one floating point dtype, got {sorted(map(str, dtypes))}; convert with .to(dtype)"
-        )
-
-
-def check_input(plan: Plan, x: Tensor, dtype: torch.dtype) -> None:
-    """x has the width of the network, and the dtype of the factors or bytes."""
-    if x.ndim == 0 or x.shape[-1] != plan.width:
-        raise ShapeError(
-            f"input has the wrong width: expected (..., {plan.width}) for modes "
-            f"{'x'.join(map(str, plan.network.shape(plan.network.inputs)))}, got {tuple(x.shape)}"
-        )
-    check_dtype(x, dtype)
-
-
-def check_tensor(value: object, what: str) -> Tensor:
-    """The tensor itself, or a ShapeError that names the argument."""
-    if not isinstance(value, torch.Tensor):
-        raise ShapeError(f"{what} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor(...)")
-    return value

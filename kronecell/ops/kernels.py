@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kronecell.ops.library import load
+from kronecell.ops.recurrence_steps import product
 from kronecell.ops.registration import operator
 
 
@@ -35,16 +36,6 @@ def _few_columns_fake(x: Tensor, weight: Tensor) -> Tensor:
     return weight.new_empty(x.shape[0], weight.shape[0])
 
 
-def _few_columns_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _few_columns_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    x, weight = ctx.saved_tensors
-    of_x, of_weight = ctx.needs_input_grad
-    return bmm(upstream, weight) if of_x else None, column_sums(x, upstream) if of_weight else None
-
-
 def _column_sums(x: Tensor, upstream: Tensor) -> Tensor:
     """upstream (rows, columns) transposed times x (rows, depth): the gradient of few_columns for its weight."""
     return upstream.mT @ x.to(upstream.dtype)
@@ -54,26 +45,8 @@ def _column_sums_fake(x: Tensor, upstream: Tensor) -> Tensor:
     return upstream.new_empty(upstream.shape[1], x.shape[1])
 
 
-def _column_sums_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    x, upstream = ctx.saved_tensors
-    of_x, of_upstream = ctx.needs_input_grad
-    return bmm(upstream, gradient) if of_x else None, few_columns(x, gradient) if of_upstream else None
-
-
-few_columns = operator(
-    "few_columns(Tensor x, Tensor weight) -> Tensor",
-    _few_columns,
-    _few_columns_fake,
-    setup=_few_columns_setup,
-    backward=_few_columns_backward,
-)
-column_sums = operator(
-    "column_sums(Tensor x, Tensor upstream) -> Tensor",
-    _column_sums,
-    _column_sums_fake,
-    setup=_few_columns_setup,
-    backward=_column_sums_backward,
-)
+few_columns = operator("few_columns(Tensor x, Tensor weight) -> Tensor", _few_columns, _few_columns_fake)
+column_sums = operator("column_sums(Tensor x, Tensor upstream) -> Tensor", _column_sums, _column_sums_fake)
 
 
 # Products of matrices ----------------------------------------------------------------------------------------------
@@ -88,13 +61,7 @@ def _bmm_fake(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(*a.shape[:-1], b.shape[-1])
 
 
-def _bmm_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    a, b = ctx.saved_tensors
-    of_a, of_b = ctx.needs_input_grad
-    return bmm(upstream, b.mT) if of_a else None, bmm(a.mT, upstream) if of_b else None
-
-
-bmm = operator("bmm(Tensor a, Tensor b) -> Tensor", _bmm, _bmm_fake, setup=_few_columns_setup, backward=_bmm_backward)
+bmm = operator("bmm(Tensor a, Tensor b) -> Tensor", _bmm, _bmm_fake)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -187,36 +154,6 @@ def _fold_fake(
     )
 
 
-def _fold_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, factors, *ctx.sizes, _keep = inputs
-    _, y, v = output
-    ctx.mark_non_differentiable(y, v)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, factors, y, v)
-
-
-def _fold_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 7
-    x, weight, factors, y, v = ctx.saved_tensors
-    needs_x = ctx.needs_input_grad[0]
-    again = torch.is_grad_enabled()  # then y is computed again, because its saved values have no graph
-    if v.numel() and not needs_x and not again:
-        of_weight, of_factors = fold_backward(upstream, y, v, weight, factors, *ctx.sizes)
-        return None, of_weight, of_factors, None, None, None, None
-    places, shared, inner = ctx.sizes
-    rows, (columns, depth) = x.shape[0], weight.shape
-    lines = x.reshape(rows * places, depth)
-    if again or not y.numel():
-        y = few_columns(lines, weight)
-    sums = upstream.reshape(rows, shared, factors.shape[0] // shared, columns // (shared * inner), inner)
-    of_y = torch.einsum("rgoai,gop->rpagi", sums, factors.reshape(shared, -1, places)).reshape(-1, columns)
-    parts = y.reshape(rows, places, columns // (shared * inner), shared, inner)
-    of_factors = torch.einsum("rgoai,rpagi->gop", sums, parts).reshape(factors.shape)
-    of_x = bmm(of_y, weight).reshape(x.shape) if needs_x else None
-    return of_x, column_sums(lines, of_y), of_factors, None, None, None, None
-
-
 def _fold_backward(
     upstream: Tensor, y: Tensor, v: Tensor, weight: Tensor, factors: Tensor, places: int, shared: int, inner: int
 ) -> tuple[Tensor, Tensor]:
@@ -240,8 +177,6 @@ fold = operator(
     " -> (Tensor, Tensor, Tensor)",
     _fold,
     _fold_fake,
-    setup=_fold_setup,
-    backward=_fold_gradient,
 )
 fold_backward = operator(
     "fold_backward(Tensor upstream, Tensor y, Tensor v, Tensor weight, Tensor factors, int places, int shared,"
@@ -263,17 +198,6 @@ def _grouped(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _grouped_fake(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.shape[1], a.shape[0] * weight.shape[2])
-
-
-def _grouped_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, weight, _ = inputs
-    ctx.save_for_backward(a, weight)
-
-
-def _grouped_gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = list(ctx.needs_input_grad)
-    found = grouped_backward(upstream, *ctx.saved_tensors, wanted)
-    return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
 
 def _grouped_backward(
@@ -298,15 +222,32 @@ def _grouped_backward_fake(
     )
 
 
-grouped = operator(
-    "grouped(Tensor a, Tensor weight, Tensor? bias) -> Tensor",
-    _grouped,
-    _grouped_fake,
-    setup=_grouped_setup,
-    backward=_grouped_gradient,
-)
+grouped = operator("grouped(Tensor a, Tensor weight, Tensor? bias) -> Tensor", _grouped, _grouped_fake)
 grouped_backward = operator(
     "grouped_backward(Tensor upstream, Tensor a, Tensor weight, bool[3] wanted) -> (Tensor, Tensor, Tensor)",
     _grouped_backward,
     _grouped_backward_fake,
+)
+
+
+# The product before a recurrence, for few rows ----------------------------------------------------------------------
+
+
+def _split_linear_reference(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Tensor | None) -> Tensor:
+    """x W + bias for W = [W] or [In, Out], in the forms of `hidden` in recurrence.py."""
+    y = product(x, weight)
+    return y if bias is None else y + bias
+
+
+def _split_linear_fake(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Tensor | None) -> Tensor:
+    last = weight[-1]
+    columns = last.shape[0] if len(weight) == 1 else last.shape[-1] * (gates if last.ndim == 3 else 1)
+    return x.new_empty(x.shape[0], columns)
+
+
+split_linear = operator(
+    "split_linear(Tensor x, Tensor[] weight, int gates, Tensor? bias) -> Tensor",
+    _split_linear_reference,
+    _split_linear_fake,
+    differentiable=False,
 )

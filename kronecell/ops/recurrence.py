@@ -361,28 +361,6 @@ def _wanted(needs: Any) -> bool:
     return any(needs) if isinstance(needs, (list, tuple)) else bool(needs)
 
 
-# The product before a recurrence, for few rows ----------------------------------------------------------------------
-
-
-def _split_linear_reference(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Optional) -> Tensor:
-    """x W + bias for W in the forms of `hidden`: [W] or [In, Out]."""
-    y = product(x, weight)
-    return y if bias is None else y + bias
-
-
-def _split_linear_fake(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Optional) -> Tensor:
-    last = weight[-1]
-    columns = last.shape[0] if len(weight) == 1 else last.shape[-1] * (gates if last.ndim == 3 else 1)
-    return x.new_empty(x.shape[0], columns)
-
-
-split_linear = operator(
-    "split_linear(Tensor x, Tensor[] weight, int gates, Tensor? bias) -> Tensor",
-    _split_linear_reference,
-    _split_linear_fake,
-    differentiable=False,
-)
-
 # The operators ----------------------------------------------------------------------------------------------------
 
 lstm_backward = operator(
