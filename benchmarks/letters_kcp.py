@@ -74,7 +74,7 @@ def formats() -> dict[tuple[str, bool], str]:
 
 
 def runs(study: Any) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """(settings, place, seed) of every run on the inner split: all rates with seed 0, more seeds at the best of them."""
+    """(settings, place, seed) of every run: all rates with seed 0, more seeds at the best of them."""
     rates = [rate for rate in RATES if rate in study.rates] or study.rates
     chosen = [*formats().items()][: 2 if study.seeds == 1 else None]
     for (text, shared), place in chosen:

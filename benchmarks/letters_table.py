@@ -312,7 +312,8 @@ def rates(document: Mapping[str, Any]) -> str:
 
 def kcp_study(document: Mapping[str, Any]) -> str:
     """What makes KCP weaker or stronger, and what a dense W learns."""
-    text = "\n## What makes KCP weaker or stronger\n\nInner split; the rate is the better of 0.004 and 0.016 with seed 0.\n"
+    text = "\n## What makes KCP weaker or stronger\n\n"
+    text += "Inner split; the rate is the better of 0.004 and 0.016 with seed 0.\n"
     for question, lines in document["kcp"].items():
         if lines:
             text += f"\n{question}:\n\n" + table(
