@@ -14,7 +14,17 @@ from kronecell.deploy.atomic import write_atomically
 from kronecell.report.groups import CURVES, Group, group_runs, plain_name
 from kronecell.report.load import Broken, Run, load_runs
 from kronecell.report.plans import PlanTable, plan_tables
-from kronecell.report.tables import FOOTNOTE, FORMAT, Cell, shown_columns, stopped_words, threads_words, titles
+from kronecell.report.tables import (
+    FOOTNOTE,
+    FORMAT,
+    NAME,
+    Cell,
+    Column,
+    shown_columns,
+    stopped_words,
+    threads_words,
+    titles,
+)
 from kronecell.training.intervals import wilson
 
 # The browser itself refuses every request of this page to anywhere.
@@ -145,23 +155,29 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
 
 def _comparison(groups: Sequence[Group]) -> str:
     columns = shown_columns(groups)
-    heads = [(title, column.hint) for title, column in zip(titles(columns, groups), columns, strict=True)]
-    body = [[column.cell(group) for column in columns] for group in groups]
-    texts = {i for i, column in enumerate(columns) if column.text}
-    formats = {i: "format" for i, column in enumerate(columns) if column.title == FORMAT}
     text = "" if not any(column.paper for column in columns) else (
         "<p>Values of the paper are printed ones, for the same layer; its accuracies stand only beside the same data "
         "set.</p>"
     )  # fmt: skip
     foot = f'<p class="soft">{escape(FOOTNOTE)}</p>' if any(c.title.endswith("*") for c in columns) else ""
+    first = _columns([column for column in columns if not column.detail], groups, "main sortable")
+    second = _columns([NAME, *(column for column in columns if column.detail)], groups, "main")
     return (
         "<h2>Comparison</h2><p>The headline is the accuracy of the last epoch with its 95% interval, over the clips it "
-        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. The "
-        "best epoch was chosen on these very clips, so it flatters. Two ratios, which differ widely: that of W, the "
-        "input weights, which is the "
-        "paper's figure, and that of the whole model, whose recurrent weights U and classifier stay dense. Click a "
-        f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats) + foot
+        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. "
+        "Two ratios, which differ widely: that of W, the input weights, which is the paper's figure, and that of the "
+        "whole model, whose recurrent weights U and classifier stay dense. Click a heading to sort.</p>"
+        f"{first}<h3>More of each experiment</h3><p>The best epoch was chosen on the very clips it was measured on, so "
+        f"it flatters.</p>{text}{second}{foot}"
     )
+
+
+def _columns(columns: Sequence[Column], groups: Sequence[Group], name: str) -> str:
+    heads = [(title, column.hint) for title, column in zip(titles(columns, groups), columns, strict=True)]
+    body = [[column.cell(group) for column in columns] for group in groups]
+    texts = {i for i, column in enumerate(columns) if column.text}
+    classes = {i: "format" if c.title == FORMAT else "words" for i, c in enumerate(columns) if c.text and c != NAME}
+    return _table(heads, body, texts, name, classes)
 
 
 def _table(
