@@ -26,6 +26,7 @@ from kronecell.report.tables import (
     titles,
 )
 from kronecell.training.intervals import wilson
+from kronecell.training.protocol import counted
 
 # The browser itself refuses every request of this page to anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -87,7 +88,7 @@ def page(
     ]
     sections = [f"<section>{part}</section>" for part in parts if part]
     states = [run.state for run in runs] + ["broken"] * len(broken)
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     introduction = "".join(f"<p>{escape(note)}</p>" for note in notes)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return (
@@ -95,8 +96,9 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{asset('page.css')}</style></head>\n<body>"
-        f'<header class="page"><h1>{escape(title)}</h1><p class="soft">{len(groups)} experiments, '
-        f"{len(states)} runs: {escape(counted)}. Written {made}.</p>{introduction}</header>\n"
+        f'<header class="page"><h1>{escape(title)}</h1><p class="soft">'
+        f"{counted(len(groups), 'experiment')}, {counted(len(states), 'run')}: {escape(found)}. "
+        f"Written {made}.</p>{introduction}</header>\n"
         f"<main>{''.join(sections)}</main>"
         "<footer>Made by <code>kronecell report</code>. This file needs no network.</footer>"
         f'<script id="data" type="application/json">{embed(_data(groups))}</script>'
@@ -131,10 +133,11 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
     if running:
         names = ", ".join(f"{_title(run)} (epoch {run.epoch} of {run.epochs})" for run in running)
         parts.append(f'<div class="notice"><b>Still running:</b> {escape(names)}. Their figures are not final.</div>')
-    for group in groups:
-        if any(run.stopped == "time" for run in group.finished):
-            words = f"{group.label}: {stopped_words(group)}. It might do better with more time: its points are hollow."
-            parts.append(f'<div class="notice">{escape(words)}</div>')
+    stopped = [group for group in groups if any(run.stopped == "time" for run in group.finished)]
+    if stopped:
+        names = "; ".join(f"{group.label}: {stopped_words(group)}" for group in stopped)
+        words = f"{names}. With more time it might do better: hollow points."
+        parts.append(f'<div class="notice"><b>Not finished.</b> {escape(words)}</div>')
     for run in runs:
         if run.state in ("failed", "interrupted"):
             words = f"{_title(run)} {run.state}: {run.message or 'no message'}"
@@ -264,8 +267,8 @@ def _parameters(groups: Sequence[Group]) -> str:
 
 
 def _plans(groups: Sequence[Group], progress: Callable[[str], object]) -> str:
-    parts = ["<h2>What is contracted when</h2><p>Numbers on the tensors are those of the steps; green steps need no "
-             "input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
+    parts = ["<h2>How each format is contracted</h2><p>Numbers on the tensors are those of the steps; green steps "
+             "need no input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
     seen: set[tuple[Any, ...]] = set()
     for group in groups:
         key = (group.format_text, str(group.shared), group.gates, group.rows)
@@ -350,11 +353,9 @@ def _protocol(groups: Sequence[Group]) -> str:
     parts = ["<h2>Where this differs from the paper's protocol</h2>"]
     if common:
         parts.append(f"<p>All experiments:</p>{_bullets(common)}")
-    for label, texts in lists.items():
-        own = [text for text in texts if text not in common]
-        if own:
-            parts.append(f"<h3>{escape(label)}</h3>{_bullets(own)}")
-    return "".join(parts)
+    own = {label: [text for text in texts if text not in common] for label, texts in lists.items()}
+    inside = "".join(f"<div><h3>{escape(label)}</h3>{_bullets(texts)}</div>" for label, texts in own.items() if texts)
+    return "".join(parts) + (f'<div class="lists">{inside}</div>' if inside else "")
 
 
 def _bullets(texts: Sequence[str]) -> str:
