@@ -11,7 +11,7 @@ from benchmarks.letters_figures import draw, draw_rates
 from benchmarks.letters_records import Record, to_json
 from benchmarks.results import table
 from kronecell.deploy.atomic import write_atomically
-from kronecell.training.intervals import crossed_margin, mean_margin, wilson
+from kronecell.training.intervals import Variance, crossed_margin, mean_margin, seed_variance, wilson
 
 DENSE = "dense"
 BY_STRUCTURE = ", by structure"  # the same network with rates = "structure"
@@ -23,12 +23,13 @@ Triple = list[float]
 def write_results(folder: Path, facts: Mapping[str, Any], quick: bool, runs: Mapping[str, Record]) -> None:
     """letters.json, letters.md, letters.svg and, where rates were compared, letters-rates.svg."""
     tested = [row for row in facts["rows"] if row["test"]]
-    rows = [summarised(row, tested, facts["people"]) for row in tested]
-    others = [summarised(row, tested, facts["people"]) for row in facts["baselines"]]
+    noise = seed_variance(answers_of(row["test"]) for row in [*tested, *facts["baselines"]] if row["test"])
+    rows = [summarised(row, tested, facts["people"], noise) for row in tested]
+    others = [summarised(row, tested, facts["people"], noise) for row in facts["baselines"]]
     document: dict[str, Any] = {
         "benchmark": "letters", "command": COMMAND, "quick": quick,
         **{name: facts[name] for name in ("environment", "base", "clips")},
-        "table": rows, "besides": others, "verdict": verdict(tested), "sweep": facts["sweep"],
+        "table": rows, "besides": others, "verdict": verdict(tested, noise), "sweep": facts["sweep"],
         "transfer": transfer(facts["sweep"]), "kcp": questions(facts["kcp"]), "learnt": facts["kcp"]["learnt"],
         "runs": {key: brief(key, record) for key, record in runs.items()},
     }  # fmt: skip
@@ -51,7 +52,10 @@ def brief(key: str, record: Record) -> Record:
 
 
 def summarised(
-    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], people: Mapping[str, Sequence[str]]
+    row: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    people: Mapping[str, Sequence[str]],
+    noise: Variance | None,
 ) -> dict[str, Any]:
     """One line of the table; differences are to both kinds of dense."""
     test, talkers = row["test"], row.get("talkers", ())
@@ -60,10 +64,10 @@ def summarised(
     found = {
         "name": row["name"],
         "accuracy": statistics.fmean(r["accuracy"] for r in test),
-        "interval": accuracy_interval(test),
+        "interval": accuracy_interval(test, noise),
         "seeds": len(test),
-        "difference": to_other(row, plain),
-        "difference_by_structure": to_other(row, fair),
+        "difference": to_other(row, plain, noise),
+        "difference_by_structure": to_other(row, fair, noise),
         "talkers": statistics.fmean(r["accuracy"] for r in talkers) if talkers else None,
         "talkers_interval": over_talkers(talkers, None, people),
         "talkers_difference": to_talkers(row, plain, people),
@@ -76,7 +80,7 @@ def summarised(
     return found | {name: test[0].get(name) for name in ("params_w", "params_model", "ratio_w", "latency_ms", "format")}
 
 
-def answers_of(runs: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[int, int], int]]:
+def by_seed(runs: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[int, int], int]]:
     """{seed: {(fold, clip): 1 if answered correctly}}."""
     found: dict[int, dict[tuple[int, int], int]] = {}
     for run in runs:
@@ -85,36 +89,47 @@ def answers_of(runs: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[int, i
     return found
 
 
-def accuracy_interval(runs: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Of the mean accuracy, over clips and seeds; of one seed Wilson's."""
+def answers_of(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]] | None = None) -> list[list[int]]:
+    """A row for each clip, a column for each seed: answers, or those of ours minus theirs where both have them."""
+    a, b = by_seed(ours), None if theirs is None else by_seed(theirs)
+    seeds = sorted(a if b is None else set(a) & set(b))
+    if not seeds:
+        return []
+    clips = sorted(set.intersection(*(set(one[seed]) for one in (a, a if b is None else b) for seed in seeds)))
+    return [[a[seed][clip] - (0 if b is None else b[seed][clip]) for seed in seeds] for clip in clips]
+
+
+def noise_of(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> float:
+    """The variance of a seed of a network; 0 for what has no chance in its training."""
+    return 0.0 if noise is None or "learning_rate" not in runs[0]["settings"] else noise[0]
+
+
+def accuracy_interval(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> list[float] | None:
+    """Of the mean accuracy, over clips and seeds; Wilson's where training has no chance in it, or is not known."""
     answers = answers_of(runs)
     if not answers:
         return None
-    clips = sorted(set.intersection(*(set(one) for one in answers.values())))
-    answered = [[answers[seed][clip] for seed in answers] for clip in clips]
-    middle = statistics.fmean(map(statistics.fmean, answered))
-    if len(answers) == 1:
-        return [*wilson(middle * len(clips), len(clips))]
-    margin = crossed_margin(answered)
+    middle, chance = statistics.fmean(map(statistics.fmean, answers)), noise_of(runs, noise)
+    if len(answers[0]) == 1 and chance == 0:
+        return [*wilson(middle * len(answers), len(answers))]
+    margin = crossed_margin(answers, None if noise is None else (chance, noise[1]))
     return [max(0.0, middle - margin), min(1.0, middle + margin)]
 
 
-def difference(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Triple | None:
+def difference(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], noise: Variance | None
+) -> Triple | None:
     """Ours minus theirs with its 95% interval, answer by answer: over the clips and seeds that both have."""
-    a, b = answers_of(ours), answers_of(theirs)
-    seeds = sorted(set(a) & set(b))
-    if not seeds:
+    gaps = answers_of(ours, theirs)
+    if len(gaps) < 2:
         return None
-    clips = sorted(set.intersection(*(set(one[seed]) for one in (a, b) for seed in seeds)))
-    if len(clips) < 2:
-        return None
-    gaps = [[a[seed][clip] - b[seed][clip] for seed in seeds] for clip in clips]
-    middle, margin = statistics.fmean(map(statistics.fmean, gaps)), crossed_margin(gaps)
+    known = None if noise is None else (noise_of(ours, noise) + noise_of(theirs, noise), noise[1])
+    middle, margin = statistics.fmean(map(statistics.fmean, gaps)), crossed_margin(gaps, known)
     return [middle, middle - margin, middle + margin]
 
 
-def to_other(row: Mapping[str, Any], other: Mapping[str, Any] | None) -> Triple | None:
-    return None if other is None or other["name"] == row["name"] else difference(row["test"], other["test"])
+def to_other(row: Mapping[str, Any], other: Mapping[str, Any] | None, noise: Variance | None) -> Triple | None:
+    return None if other is None or other["name"] == row["name"] else difference(row["test"], other["test"], noise)
 
 
 def to_talkers(
@@ -143,7 +158,7 @@ def over_talkers(
     return [middle - margin, middle + margin]
 
 
-def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def verdict(rows: Sequence[Mapping[str, Any]], noise: Variance | None) -> dict[str, Any]:
     """The best of each kind, chosen by its trials on the inner split, compared on the test clips."""
 
     def best(chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -156,23 +171,26 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     found = {"dense": dense["name"], "compressed": first["name"], "kcp": kcp["name"]}
     found["ratio"] = first["test"][0]["ratio_w"]
-    found["compressed minus dense"] = difference(first["test"], dense["test"])
-    found["kcp minus compressed"] = difference(kcp["test"], first["test"]) if kcp is not first else [0.0, 0.0, 0.0]
-    found["kcp minus dense"] = difference(kcp["test"], dense["test"])
+    found["compressed minus dense"] = difference(first["test"], dense["test"], noise)
+    same = kcp is first
+    found["kcp minus compressed"] = [0.0] * 3 if same else difference(kcp["test"], first["test"], noise)
+    found["kcp minus dense"] = difference(kcp["test"], dense["test"], noise)
     return found
 
 
 def questions(kcp: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The study of KCP: each line with its interval and its difference to the first line of its question."""
     found: dict[str, list[dict[str, Any]]] = {}
+    formats = {(line["format"], line["shared"]): line for lines in kcp["questions"].values() for line in lines}
+    noise = seed_variance(answers_of(line["runs"]) for line in formats.values())
     for question, lines in kcp["questions"].items():
         found[question] = [
             {
                 "label": line["label"], "format": line["format"], "shared": line["shared"], "rate": line["rate"],
                 "params_w": line["runs"][0].get("params_w"), "seeds": len(line["runs"]),
                 "accuracy": statistics.fmean(r["accuracy"] for r in line["runs"]),
-                "interval": accuracy_interval(line["runs"]),
-                "difference": None if line is lines[0] else difference(line["runs"], lines[0]["runs"]),
+                "interval": accuracy_interval(line["runs"], noise),
+                "difference": None if line is lines[0] else difference(line["runs"], lines[0]["runs"], noise),
             }
             for line in lines
         ]  # fmt: skip
@@ -257,8 +275,8 @@ def protocol(document: Mapping[str, Any]) -> str:
         "epoch. Each network had the same five trials on the training repetitions alone (trained on 1, "
         "validated on 2): rates 0.001, 0.004 and 0.016, then dropout 0.6 with weight decay 0.1, and gain 1.7, "
         "at the best of these. The best trial's settings were trained on repetitions 1 and 2 and tested on 3. "
-        "Intervals are 95%, over clips and seeds, both drawn at random (two-way analysis of variance, Satterthwaite's "
-        "degrees of freedom; of one seed over its clips); a difference is taken answer by answer, on the same clips. "
+        "Intervals are 95%, over clips and seeds, both drawn at random (two-way analysis of variance; how much seeds "
+        "vary is pooled over all networks); a difference is taken answer by answer, on the same clips. "
         "Each interval is for its own comparison. By structure: W has a rate of its own. Chance is 3.8%."
     )
 

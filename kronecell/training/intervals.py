@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 CERTAINTY = 1.959964  # standard deviations of a 95% interval
 # Student's t for 95%, by degrees of freedom: a deviation that was itself estimated from few runs is uncertain.
@@ -67,32 +67,59 @@ def margin(parts: Sequence[tuple[float, float]]) -> float:
     return student(degrees) * math.sqrt(total)
 
 
-def crossed_margin(answers: Sequence[Sequence[float]]) -> float:
+Variance = tuple[float, float]  # and its degrees of freedom
+
+
+def seed_variance(tables: Iterable[Sequence[Sequence[float]]]) -> Variance | None:
+    """How much the mean of one seed varies by chance of training, pooled over networks; None without two seeds.
+
+    A table has a row for each clip and a column for each seed. Two or three seeds of one network say nearly nothing of
+    their variance; those of all networks of a study, taken as equally variable, say enough.
+    """
+    found = []
+    for table in tables:
+        if len(table) > 1 and len(table[0]) > 1:
+            _, seeds, rest = mean_squares(table)
+            found.append(((seeds - rest) / len(table), len(table[0]) - 1.0))
+    degrees = sum(known for _, known in found)
+    return (max(0.0, sum(value * known for value, known in found) / degrees), degrees) if found else None
+
+
+def crossed_margin(answers: Sequence[Sequence[float]], noise: Variance | None = None) -> float:
     """Half of the 95% interval of the mean of a table with a row for each clip and a column for each seed.
 
-    Clips and seeds are both drawn at random: the variance of the mean is that of clips over their number, that of seeds
-    over theirs, and that of what is left over both, each from the mean squares of the table (two-way analysis of
-    variance). The entries are answers (0 or 1) or differences of the answers of two networks. Of one seed nothing is
-    known but its clips.
+    Clips and seeds are both drawn at random: the variance of the mean is that of clips over their number and that of
+    seeds over theirs (two-way analysis of variance). The entries are answers (0 or 1) or differences of the answers of
+    two networks. `noise` is the variance of one seed as known from more networks, see `seed_variance`; without it the
+    table's own is taken, which for two seeds makes a very wide interval, and for one seed there is none.
     """
     rows, columns = len(answers), len(answers[0])
-    if columns == 1:
-        return mean_margin([row[0] for row in answers])
     if rows < 2:
         return math.inf
+    clips, seeds, rest = mean_squares(answers)
+    parts = [(max(clips, rest) / (rows * columns), rows - 1.0)]
+    if noise is not None:
+        parts.append((noise[0] / columns, noise[1]))
+    elif seeds > rest:
+        parts.append(((seeds - rest) / (rows * columns), (columns - 1) * ((seeds - rest) / seeds) ** 2))
+    return margin([part for part in parts if part[0] > 0])
+
+
+def mean_squares(answers: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Of clips (rows), of seeds (columns), and of what is left; the last two are 0 for one seed."""
+    rows, columns = len(answers), len(answers[0])
     by_clip = [statistics.fmean(row) for row in answers]
+    clips = columns * statistics.variance(by_clip)
+    if columns == 1:
+        return clips, 0.0, 0.0
     by_seed = [statistics.fmean(column) for column in zip(*answers, strict=True)]
     middle = statistics.fmean(by_clip)
-    clips, seeds = columns * statistics.variance(by_clip), rows * statistics.variance(by_seed)
     rest = sum(
         (value - clip - seed + middle) ** 2
         for row, clip in zip(answers, by_clip, strict=True)
         for value, seed in zip(row, by_seed, strict=True)
     ) / ((rows - 1) * (columns - 1))
-    parts = [(max(clips, rest) / (rows * columns), rows - 1.0)]
-    if seeds > rest:
-        parts.append(((seeds - rest) / (rows * columns), (columns - 1) * ((seeds - rest) / seeds) ** 2))
-    return margin(parts)
+    return clips, rows * statistics.variance(by_seed), rest
 
 
 def interval(scores: Mapping[tuple[int, int], tuple[float, int]]) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kronecell.training.intervals import crossed_margin, interval, margin, mean_margin, student, wilson
+from kronecell.training.intervals import crossed_margin, interval, margin, mean_margin, seed_variance, student, wilson
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,24 @@ def test_the_margin_of_one_variance_is_students() -> None:
     assert margin([]) == 0.0
     found = [student(degrees) for degrees in (1, 1.5, 2, 4.5, 9.9, 10, 11, 1000)]
     assert found == sorted(found, reverse=True)
+
+
+def test_a_seed_variance_of_many_networks_makes_intervals_of_two_seeds_useful() -> None:
+    """Twelve networks, two seeds each: intervals of differences hold, far narrower than by their own seeds."""
+    draw, inside, pooled, alone = np.random.default_rng(1), [], [], []
+    for _ in range(150):
+        hard = draw.normal(0, 1.5, (120, 1))
+        chance = [
+            1 / (1 + np.exp(-(hard + draw.normal(0, 0.3, (120, 1)) + draw.normal(0, 0.2, (1, 2))))) for _ in range(12)
+        ]
+        tables = [(draw.random((120, 2)) < c).astype(float) for c in chance]
+        known = seed_variance([table.tolist() for table in tables])
+        assert known is not None and known[1] == 12
+        for a, b in zip(tables[::2], tables[1::2], strict=True):
+            gap = a - b
+            pooled.append(crossed_margin(gap.tolist(), (2 * known[0], known[1])))
+            alone.append(crossed_margin(gap.tolist()))
+            inside.append(abs(gap.mean()) <= pooled[-1])
+    assert 0.92 <= np.mean(inside) <= 0.98
+    assert max(pooled) < 0.2 < np.quantile(alone, 0.9)
+    assert seed_variance([[[1.0], [0.0]]]) is None
