@@ -150,8 +150,7 @@ def letters(brief: bool = False) -> str:
     about = (
         "26 letters from the lips of 10 people (AVLetters, 40 x 30 grey pixels, whole clips); trained on two "
         f"repetitions, tested on the third, {seeds}, intervals over clips and seeds. Every network had the same five "
-        "trials on the training clips alone; accuracy of the last epoch, chance is 4%. By structure: W has a rate of its "
-        "own."
+        "trials on the training clips alone; accuracy of the last epoch, chance 4%. By structure: W has its own rate."
     )
     return "\n\n".join([table(head, lines), about, _letters_verdict(data)])
 
