@@ -176,13 +176,12 @@ def tests(study: Study) -> Iterator[Piece]:
 
 def unseen(study: Study) -> Iterator[Piece]:
     """Talkers that were never seen, for the networks that decide."""
-    for name in FIRST if len(study.formats) > 2 else study.formats:
+    for name in (name for name in FIRST if name in study.formats):
         yield from (lambda name=name, fold=fold: talkers(study, name, fold) for fold in range(TALKER_FOLDS))
 
 
 def besides(study: Study) -> Iterator[Piece]:
-    for seed in range(study.seeds):
-        yield from baselines.rounds(study, trials, best_of, seed)
+    yield from baselines.rounds(study, trials, best_of)
 
 
 def sweep_settings(study: Study) -> Iterator[tuple[str, str, int, float, dict[str, Any], str]]:

@@ -25,7 +25,7 @@ STEPS = 20  # frames that ridge regression sees of a clip, evenly spaced
 PENALTIES = tuple(10.0**k for k in range(-1, 6))
 RIDGE, CNN, CNN_KCP = "ridge regression on pixels", "CNN + dense LSTM", "CNN + KCP (4,4,2) LSTM"
 PCA = {"PCA to 64 + dense LSTM": 64, "PCA to 256 + dense LSTM": 256}
-NETWORKS = (CNN, CNN_KCP, *PCA)
+NETWORKS = (*PCA, CNN_KCP, CNN)
 
 
 class Encoded(nn.Module):
@@ -72,21 +72,19 @@ def cnn(width: int, height: int) -> tuple[nn.Module, int]:
     return nn.Sequential(*layers, nn.Flatten()), 32 * width * height
 
 
-def rounds(
-    study: Any, trials: Callable[..., Any], best_of: Callable[..., Any], seed: int
-) -> Iterator[Callable[[], Any]]:
-    """The pieces of work of one seed."""
-    if seed == 0:
-        yield lambda: ridge(study)
+def rounds(study: Any, trials: Callable[..., Any], best_of: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """The pieces of work: ridge regression, then each network with all its seeds."""
+    yield lambda: ridge(study)
     for name in NETWORKS:
+        for seed in range(study.seeds):
 
-        def piece(name: str = name) -> object:
-            def train(settings: dict[str, Any], tag: str) -> Record:
-                return one_run(study, name, f"inner-{tag}", settings, study.inner, 1, 0)
+            def piece(name: str = name, seed: int = seed) -> object:
+                def train(settings: dict[str, Any], tag: str) -> Record:
+                    return one_run(study, name, f"inner-{tag}", settings, study.inner, 1, 0)
 
-            return one_run(study, name, "test", best_of(trials(study, train)), study.whole, 2, seed)
+                return one_run(study, name, "test", best_of(trials(study, train)), study.whole, 2, seed)
 
-        yield piece
+            yield piece
 
 
 def one_run(
