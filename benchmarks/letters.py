@@ -54,6 +54,8 @@ SHARED = {
     "CP, rank 6": f"cp:{MODES},r=6",
     "Tucker, rank 4": f"tucker:{MODES},r=4",
     "low rank 1": "lowrank:m=1200,n=128,r=1",
+    "TT, rows x columns": "tt:m=30x40,n=8x16,r=1",  # added when the study of KCP, on the inner split, had found it
+    "KCP (4,2,1), rows x columns": "kcp:m=30x40,n=8x16,K=4,CA=2,CB=1,tie=all",
 }
 OWN = {"KCP (16,4,2), all, own": f"kcp:{MODES},K=16,CA=4,CB=2,tie=all", "low rank 4, own": "lowrank:m=1200,n=128,r=4"}
 UNIFORM: dict[str, dict[str, Any]] = {
@@ -65,8 +67,8 @@ SWEEP = (DENSE, "KCP (4,4,2), all", "TT, rank 4")  # in the study of rates
 ALSO = (*SWEEP, "HT, rank 4")  # tested with rates by structure, too
 FORMATS = UNIFORM | {name + BY_STRUCTURE: {**UNIFORM[name], "rates": "structure"} for name in ALSO}
 # What decides comes first: the best on the inner split, and both kinds of dense.
-FIRST = (DENSE, DENSE + BY_STRUCTURE, "TT, rank 4", "KCP (4,4,2), all", "KCP (8,2,2), all", "HT, rank 4",
-         "TT, rank 4" + BY_STRUCTURE, "KCP (4,4,2), all" + BY_STRUCTURE, "KCP (16,4,2), all, own")  # fmt: skip
+FIRST = (DENSE, DENSE + BY_STRUCTURE, "TT, rows x columns", "KCP (4,2,1), rows x columns", "TT, rank 4",
+         "KCP (4,4,2), all", "HT, rank 4", "KCP (8,2,2), all", "TT, rank 4" + BY_STRUCTURE)  # fmt: skip
 RATES = (1e-3, 4e-3, 1.6e-2)
 LOWER, HIGHER = 2.5e-4, 6.4e-2  # rates beside those of the search, for the study of rates
 NARROW = {"hidden": 32, "modes": ("n=4x4x8", "n=4x4x2"), "rows": ("n=128", "n=32")}
