@@ -293,9 +293,9 @@ def said(found: Mapping[str, Any]) -> str:
         return ""
     return (
         f"\nChosen on the training repetitions: among W of at least {LEAST_RATIO} times fewer parameters "
-        f"{found['compressed']}; among dense {found['dense']}; among KCP {found['kcp']}. On the test clips {found['compressed']} minus "
-        f"{found['dense']} is {gap(found['compressed minus dense'])}, {found['kcp']} minus {found['compressed']} "
-        f"{gap(found['kcp minus compressed'])}, and {found['kcp']} minus {found['dense']} "
+        f"{found['compressed']}; among dense {found['dense']}; among KCP {found['kcp']}. On the test clips "
+        f"{found['compressed']} minus {found['dense']} is {gap(found['compressed minus dense'])}, {found['kcp']} minus "
+        f"{found['compressed']} {gap(found['kcp minus compressed'])}, and {found['kcp']} minus {found['dense']} "
         f"{gap(found['kcp minus dense'])}.\n"
     )
 

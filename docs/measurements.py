@@ -169,8 +169,8 @@ def _letters_verdict(data: dict[str, Any]) -> str:
     names = {row["name"]: row for row in [*data["table"], *data["besides"]]}
     compressed, dense, kcp = found["compressed"], found["dense"], found["kcp"]
     text = (
-        f"Chosen on the training clips alone: {compressed} is the best of the formats whose W is at least 300 times smaller, "
-        f"{dense} the best dense. On the test clips {compressed} minus {dense} is "
+        f"Chosen on the training clips alone: {compressed} is the best of the formats whose W is at least 300 times "
+        f"smaller, {dense} the best dense. On the test clips {compressed} minus {dense} is "
         f"{_gap(found['compressed minus dense'])} points"
     )
     if kcp != compressed:
