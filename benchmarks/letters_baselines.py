@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import kronecell as kc
+from benchmarks.letters_records import Record
 from kronecell.data import Loader, Store
-from kronecell.deploy.atomic import write_atomically
 from kronecell.training.experiment import Experiment
 from kronecell.training.loop import Diverged, fit
 from kronecell.training.run import make_experiment
@@ -27,7 +25,7 @@ STEPS = 20  # frames that ridge regression sees of a clip, evenly spaced
 PENALTIES = tuple(10.0**k for k in range(-1, 6))
 RIDGE, CNN, CNN_KCP = "ridge regression on pixels", "CNN + dense LSTM", "CNN + KCP (4,4,2) LSTM"
 PCA = {"PCA to 64 + dense LSTM": 64, "PCA to 256 + dense LSTM": 256}
-NETWORKS = (CNN, CNN_KCP, *PCA)
+NETWORKS = (*PCA, CNN_KCP, CNN)
 
 
 class Encoded(nn.Module):
@@ -74,38 +72,29 @@ def cnn(width: int, height: int) -> tuple[nn.Module, int]:
     return nn.Sequential(*layers, nn.Flatten()), 32 * width * height
 
 
-def rounds(
-    study: Any,
-    trials: Callable[..., Any],
-    best_of: Callable[..., Any],
-    seed: int,
-    names: Sequence[str] = (RIDGE, *NETWORKS),
-) -> Iterator[Callable[[], Any]]:
-    """The pieces of work of one seed."""
-    if seed >= study.seeds:
-        return
-    if seed == 0 and RIDGE in names:
-        yield lambda: ridge(study)
-    for name in names:
-        if name == RIDGE:
-            continue
+def rounds(study: Any, trials: Callable[..., Any], best_of: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """The pieces of work: ridge regression, then each network with all its seeds."""
+    yield lambda: ridge(study)
+    for name in NETWORKS:
+        for seed in range(study.seeds):
 
-        def piece(name: str = name) -> object:
-            def train(settings: dict[str, Any], tag: str) -> dict[str, Any]:
-                return one_run(study, name, f"inner-{tag}", settings, study.inner, 1, 0)
+            def piece(name: str = name, seed: int = seed) -> object:
+                def train(settings: dict[str, Any], tag: str) -> Record:
+                    return one_run(study, name, f"inner-{tag}", settings, study.inner, 1, 0)
 
-            return one_run(study, name, "test", best_of(trials(study, name, train)), study.whole, 2, seed)
+                return one_run(study, name, "test", best_of(trials(study, train)), study.whole, 2, seed)
 
-        yield piece
+            yield piece
 
 
 def one_run(
     study: Any, name: str, place: str, settings: Mapping[str, Any], store: Store, fold: int, seed: int
-) -> dict[str, Any]:
+) -> Record:
     """As that of benchmarks.letters, for networks that are not experiments."""
-    file = _file(study.out, name, place, seed)
-    if file.is_file():
-        return dict(json.loads(file.read_text()))
+    key = f"{_place(name, place)}-fold{fold}-seed{seed}"
+    known = study.records.get(key, settings)
+    if known is not None:
+        return dict(known)
     split = {"fold_method": "repetition", "folds": 2 if store is study.inner else 3, "fold_seed": 0, "name": "baseline"}
     e = make_experiment({**study.base, **split, **settings, "eval_every": study.base["epochs"]}, "letters")
     train, valid = loaders(e, store, fold, seed)
@@ -114,12 +103,12 @@ def one_run(
     try:
         progress = fit(model, train, valid, e.train_settings(seed))
     except Diverged as error:
-        record: dict[str, Any] = {"accuracy": 0.0, "diverged": str(error)[:200]}
+        record: Record = {"accuracy": 0.0, "diverged": str(error)[:200]}
     else:
         right = answers(model, valid)
         record = {"accuracy": sum(right.values()) / len(right), "clips": len(right), "seconds": progress.seconds}
         record |= {"right": "".join(str(right[key]) for key in sorted(right))}
-        record |= {"step_ms": 1e3 * progress.seconds / progress.steps, "latency_ms": latency(model, e.input_size)}
+        record["latency_ms"] = latency(model, e.input_size)
         weight: Any = model.rnn.weight_ih_l0
         record["params_w"] = (
             sum(p.numel() for p in weight.parameters()) if isinstance(weight, nn.Module) else weight.numel()
@@ -127,9 +116,8 @@ def one_run(
         record["params_model"] = sum(p.numel() for p in model.parameters())
         record["params_model"] += sum(b.numel() for b in model.encoder.buffers())
     record |= {"settings": dict(settings), "fold": fold, "seed": seed}
-    _write(file, record)
     print(f"{name} {place} seed {seed}: {record['accuracy']:.1%}", file=sys.stderr, flush=True)
-    return record
+    return dict(study.records.put(key, record))
 
 
 def build(name: str, e: Experiment, train: Loader, classes: int) -> Encoded:
@@ -175,20 +163,19 @@ def latency(model: nn.Module, size: int, frames: int = 25) -> float:
     return 1e3 * statistics.median(times[1:])
 
 
-def ridge(study: Any) -> dict[str, Any]:
+def ridge(study: Any) -> Record:
     """One-against-all ridge regression on evenly spaced frames; the penalty by the inner split."""
-    file = _file(study.out, RIDGE, "test", 0)
-    if file.is_file():
-        return dict(json.loads(file.read_text()))
+    key = f"{_place(RIDGE, 'test')}-fold2-seed0"
+    if key in study.records.known:
+        return dict(study.records.known[key])
     scores = {penalty: _ridge(study, study.inner, 1, 2, penalty)[0] for penalty in PENALTIES}
     penalty = max(scores, key=lambda key: scores[key])
     started = time.monotonic()
     accuracy, right, size = _ridge(study, study.whole, 2, 3, penalty)
     record = {"accuracy": accuracy, "right": right, "clips": len(right), "seconds": time.monotonic() - started}
     record |= {"params_w": size, "params_model": size, "settings": {"penalty": penalty}, "fold": 2, "seed": 0}
-    _write(file, record)
     print(f"{RIDGE}: {accuracy:.1%}", file=sys.stderr, flush=True)
-    return record
+    return dict(study.records.put(key, record))
 
 
 def _ridge(study: Any, store: Store, fold: int, folds: int, penalty: float) -> tuple[float, str, int]:
@@ -224,20 +211,12 @@ def collect(study: Any) -> list[dict[str, Any]]:
     """What is finished, by name."""
     rows = []
     for name in (RIDGE, *NETWORKS):
-        folder = _file(study.out, name, "test", 0).parent
-        found = [json.loads(path.read_text()) for path in sorted(folder.glob("test-seed*.json"))]
-        tried: Sequence[Path] = sorted(folder.glob("inner-*.json"))
+        found, inner = study.records.of(_place(name, "test")), _place(name, "inner")
+        tried = [record for key, record in study.records.known.items() if key.startswith(inner)]
         if found:
-            rows.append({"name": name, "trials": [json.loads(path.read_text()) for path in tried], "test": found})
+            rows.append({"name": name, "trials": tried, "test": found})
     return rows
 
 
-def _file(out: Path, name: str, place: str, seed: int) -> Path:
-    stem = "".join(c if c.isalnum() else "-" for c in name.lower())
-    return out / "baselines" / stem / f"{place}-seed{seed}.json"
-
-
-def _write(file: Path, record: Mapping[str, Any]) -> None:
-    text = json.dumps(record) + "\n"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda path: path.write_text(text))
+def _place(name: str, place: str) -> str:
+    return "beside-" + "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") + f"-{place}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,14 @@ def stores(data: Path, out: Path, width: int, height: int) -> tuple[Store, Store
     dataset = find_dataset(data, "avletters")
     inner = replace(dataset, clips=tuple(clip for clip in dataset.clips if _repetition(clip.name) != TEST))
     return _prepare(inner, out / "store-inner", width, height, 2), _prepare(dataset, out / "store", width, height, 3)
+
+
+def talkers_of(store: Store, folds: Sequence[int]) -> dict[str, list[str]]:
+    """Fold -> who speaks in its clips, in the order of their names."""
+    found: dict[str, list[str]] = {}
+    for clip, fold in sorted(zip(store.clips, folds, strict=True), key=lambda pair: pair[0].name):
+        found.setdefault(str(fold), []).append(clip.name.rpartition("/")[2].rpartition("_")[0])
+    return found
 
 
 def _prepare(dataset: Dataset, out: Path, width: int, height: int, folds: int) -> Store:

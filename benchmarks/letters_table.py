@@ -2,84 +2,203 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.letters_figures import draw, draw_rates
+from benchmarks.letters_records import Record, to_json
 from benchmarks.results import table
 from kronecell.deploy.atomic import write_atomically
-from kronecell.training.intervals import interval, mean_margin
+from kronecell.training.intervals import Variance, crossed_margin, mean_margin, seed_variance, wilson
 
 DENSE = "dense"
+BY_STRUCTURE = ", by structure"  # the same network with rates = "structure"
 COMMAND = "python -m benchmarks.letters --data ../shared/data/avletters --out runs/letters --minutes 60"
+LEAST_RATIO = 300  # how much smaller W must be for a format to count as compressed in the verdict
+Triple = list[float]
 
 
-def write_results(folder: Path, facts: Mapping[str, Any], quick: bool) -> None:
+def write_results(folder: Path, facts: Mapping[str, Any], quick: bool, runs: Mapping[str, Record]) -> None:
     """letters.json, letters.md, letters.svg and, where rates were compared, letters-rates.svg."""
-    rows = [summarised(row, facts["rows"]) for row in facts["rows"] if row["test"]]
-    others = [summarised(row, facts["rows"]) for row in facts["baselines"] if row["test"]]
-    document = {"benchmark": "letters", "command": COMMAND, "quick": quick, **facts, "table": rows, "besides": others}
-    document["by_structure"] = [summarised(row, facts["rows"]) for row in facts["structure"]]
-    dense = next((row["test"] for row in facts["structure"] if row["name"] == DENSE), None)
-    document["minus_dense_by_structure"] = {} if dense is None else {
-        row["name"]: difference(row["test"], dense) for row in facts["rows"] if row["test"]
+    tested = [row for row in facts["rows"] if row["test"]]
+    noise = seed_variance(answers_of(row["test"]) for row in [*tested, *facts["baselines"]] if row["test"])
+    rows = [summarised(row, tested, facts["people"], noise) for row in tested]
+    others = [summarised(row, tested, facts["people"], noise) for row in facts["baselines"]]
+    document: dict[str, Any] = {
+        "benchmark": "letters", "command": COMMAND, "quick": quick,
+        **{name: facts[name] for name in ("environment", "base", "clips")},
+        "table": rows, "besides": others, "verdict": verdict(tested, noise), "sweep": facts["sweep"],
+        "transfer": transfer(facts["sweep"]), "kcp": questions(facts["kcp"]), "learnt": facts["kcp"]["learnt"],
+        "runs": {key: brief(key, record) for key, record in runs.items()},
     }  # fmt: skip
-    document["transfer"] = transfer(facts["sweep"])
-    text, page = json.dumps(document, indent=1) + "\n", markdown(document)
+    text, page = to_json(document), markdown(document)
     write_atomically(folder / "letters.json", lambda path: path.write_text(text))
     write_atomically(folder / "letters.md", lambda path: path.write_text(page))
     if rows:
-        by_structure = [{**row, "name": f"{row['name']}, by structure"} for row in document["by_structure"]]
-        draw(folder / "letters.svg", rows + by_structure, others)
+        draw(folder / "letters.svg", rows, others)
     if len({point["rates"] for point in facts["sweep"]}) > 1:
         draw_rates(folder / "letters-rates.svg", facts["sweep"])
 
 
-def summarised(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One line of the table."""
-    test, best = row["test"], row["test"][0]
-    scores = {(r["fold"], r["seed"]): (r["accuracy"], r.get("clips", 0)) for r in test}
-    talkers = {(r["fold"], r["seed"]): (r["accuracy"], r.get("clips", 0)) for r in row.get("talkers", ())}
-    dense = next((r for r in rows if r["name"] == DENSE), None)
+def brief(key: str, record: Record) -> Record:
+    """A run for the results: of a trial not every answer, and no more digits than mean something."""
+    kept = {
+        name: value for name, value in record.items() if name != "right" or not key.startswith(("inner-", "again-"))
+    }
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in kept.items()}
+
+
+# Figures of one network -----------------------------------------------------------------------------------------
+
+
+def summarised(
+    row: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    people: Mapping[str, Sequence[str]],
+    noise: Variance | None,
+) -> dict[str, Any]:
+    """One line of the table; differences are to both kinds of dense."""
+    test, talkers = row["test"], row.get("talkers", ())
+    against = {other["name"]: other for other in rows if other["name"] in (DENSE, DENSE + BY_STRUCTURE)}
+    plain, fair = against.get(DENSE), against.get(DENSE + BY_STRUCTURE)
     found = {
         "name": row["name"],
         "accuracy": statistics.fmean(r["accuracy"] for r in test),
-        "interval": interval(scores),
+        "interval": accuracy_interval(test, noise),
         "seeds": len(test),
-        "difference": None if dense is None or dense["test"] is test else difference(test, dense["test"]),
-        "talkers": statistics.fmean(r["accuracy"] for r in row["talkers"]) if talkers else None,
-        "talkers_interval": interval(talkers) if talkers else None,
-        "talkers_difference": None,
+        "difference": to_other(row, plain, noise),
+        "difference_by_structure": to_other(row, fair, noise),
+        "talkers": statistics.fmean(r["accuracy"] for r in talkers) if talkers else None,
+        "talkers_interval": over_talkers(talkers, None, people),
+        "talkers_difference": to_talkers(row, plain, people),
+        "talkers_difference_by_structure": to_talkers(row, fair, people),
         "inner": max((trial["accuracy"] for trial in row.get("trials", ())), default=None),
+        "again": statistics.fmean(r["accuracy"] for r in row["again"]) if row.get("again") else None,
         "trials": len(row.get("trials", ())),
-        "settings": {k: v for k, v in best["settings"].items() if k not in ("format", "shared", "paper")},
+        "settings": {k: v for k, v in test[0]["settings"].items() if k not in ("format", "shared")},
+        "seconds": statistics.median(r["seconds"] for r in test if "seconds" in r) if "seconds" in test[0] else None,
     }
-    if talkers and dense is not None and dense.get("talkers") and dense["name"] != row["name"]:
-        found["talkers_difference"] = difference(row["talkers"], dense["talkers"])
-    for name in ("params_w", "params_model", "ratio_w", "step_ms", "latency_ms", "seconds", "format"):
-        found[name] = best.get(name)
+    return found | {name: test[0].get(name) for name in ("params_w", "params_model", "ratio_w", "latency_ms", "format")}
+
+
+def by_seed(runs: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[int, int], int]]:
+    """{seed: {(fold, clip): 1 if answered correctly}}."""
+    found: dict[int, dict[tuple[int, int], int]] = {}
+    for run in runs:
+        for clip, right in enumerate(run.get("right", "")):
+            found.setdefault(run["seed"], {})[run["fold"], clip] = int(right)
     return found
 
 
-def difference(ours: Sequence[Mapping[str, Any]], dense: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Ours minus dense, and its 95% interval over clips, which both answered; seeds that both have, folds together."""
-    pairs = {(r["fold"], r["seed"]): r for r in dense if "right" in r}
-    both = [(r, pairs[r["fold"], r["seed"]]) for r in ours if "right" in r and (r["fold"], r["seed"]) in pairs]
-    per_clip: dict[tuple[int, int], list[int]] = {}
-    per_seed: dict[int, list[int]] = {}
-    for a, b in both:
-        for clip, (x, y) in enumerate(zip(a["right"], b["right"], strict=True)):
-            per_clip.setdefault((a["fold"], clip), []).append(int(x) - int(y))
-            per_seed.setdefault(a["seed"], []).append(int(x) - int(y))
-    if len(per_clip) < 2:
+def answers_of(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]] | None = None) -> list[list[int]]:
+    """A row for each clip, a column for each seed: answers, or those of ours minus theirs where both have them."""
+    a, b = by_seed(ours), None if theirs is None else by_seed(theirs)
+    seeds = sorted(a if b is None else set(a) & set(b))
+    if not seeds:
+        return []
+    clips = sorted(set.intersection(*(set(one[seed]) for one in (a, a if b is None else b) for seed in seeds)))
+    return [[a[seed][clip] - (0 if b is None else b[seed][clip]) for seed in seeds] for clip in clips]
+
+
+def noise_of(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> float:
+    """The variance of a seed of a network; 0 for what has no chance in its training."""
+    return 0.0 if noise is None or "learning_rate" not in runs[0]["settings"] else noise[0]
+
+
+def accuracy_interval(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> list[float] | None:
+    """Of the mean accuracy, over clips and seeds; Wilson's where training has no chance in it, or is not known."""
+    answers = answers_of(runs)
+    if not answers:
         return None
-    means = [statistics.fmean(values) for values in per_clip.values()]
-    seeds = [statistics.fmean(values) for values in per_seed.values()]
-    middle = statistics.fmean(means)
-    margin = (mean_margin(means) ** 2 + (mean_margin(seeds) ** 2 if len(seeds) > 1 else 0.0)) ** 0.5
+    middle, chance = statistics.fmean(map(statistics.fmean, answers)), noise_of(runs, noise)
+    if len(answers[0]) == 1 and chance == 0:
+        return [*wilson(middle * len(answers), len(answers))]
+    margin = crossed_margin(answers, None if noise is None else (chance, noise[1]))
+    return [max(0.0, middle - margin), min(1.0, middle + margin)]
+
+
+def difference(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], noise: Variance | None
+) -> Triple | None:
+    """Ours minus theirs with its 95% interval, answer by answer: over the clips and seeds that both have."""
+    gaps = answers_of(ours, theirs)
+    if len(gaps) < 2:
+        return None
+    known = None if noise is None else (noise_of(ours, noise) + noise_of(theirs, noise), noise[1])
+    middle, margin = statistics.fmean(map(statistics.fmean, gaps)), crossed_margin(gaps, known)
     return [middle, middle - margin, middle + margin]
+
+
+def to_other(row: Mapping[str, Any], other: Mapping[str, Any] | None, noise: Variance | None) -> Triple | None:
+    return None if other is None or other["name"] == row["name"] else difference(row["test"], other["test"], noise)
+
+
+def to_talkers(
+    row: Mapping[str, Any], other: Mapping[str, Any] | None, people: Mapping[str, Sequence[str]]
+) -> Triple | None:
+    if other is None or other["name"] == row["name"] or not row.get("talkers") or not other.get("talkers"):
+        return None
+    found = over_talkers(row["talkers"], other["talkers"], people)
+    return None if found is None else [sum(found) / 2, *found]
+
+
+def over_talkers(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]] | None, people: Mapping[str, Sequence[str]]
+) -> list[float] | None:
+    """The 95% interval of the mean over talkers: of the accuracy, or of the difference to another network's."""
+    values: dict[str, list[float]] = {}
+    others = {(run["fold"], run["seed"]): run for run in theirs or ()}
+    for run in ours:
+        other = others.get((run["fold"], run["seed"]), {"right": "0" * len(run.get("right", ""))})
+        for name, x, y in zip(people[str(run["fold"])], run.get("right", ""), other.get("right", ""), strict=False):
+            values.setdefault(name, []).append(float(int(x) - int(y)))
+    if len(values) < 2:
+        return None
+    means = [statistics.fmean(one) for one in values.values()]
+    middle, margin = statistics.fmean(means), mean_margin(means)
+    return [middle - margin, middle + margin]
+
+
+def verdict(rows: Sequence[Mapping[str, Any]], noise: Variance | None) -> dict[str, Any]:
+    """The best of each kind, chosen on the training repetitions, compared on the test clips."""
+
+    def best(chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        ready = [row for row in chosen if row["again"]]
+        return max(ready, key=lambda row: statistics.fmean(r["accuracy"] for r in row["again"]), default=None)
+
+    dense = best([row for row in rows if row["name"].startswith(DENSE)])
+    small = [row for row in rows if (row["test"][0].get("ratio_w") or 0) >= LEAST_RATIO]
+    first, kcp = best(small), best([row for row in small if row["name"].startswith("KCP")])
+    if dense is None or first is None or kcp is None:
+        return {}
+    found = {"dense": dense["name"], "compressed": first["name"], "kcp": kcp["name"]}
+    found["ratio"] = first["test"][0]["ratio_w"]
+    found["compressed minus dense"] = difference(first["test"], dense["test"], noise)
+    same = kcp is first
+    found["kcp minus compressed"] = [0.0] * 3 if same else difference(kcp["test"], first["test"], noise)
+    found["kcp minus dense"] = difference(kcp["test"], dense["test"], noise)
+    return found
+
+
+def questions(kcp: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The study of KCP: each line with its interval and its difference to the first line of its question."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    formats = {(line["format"], line["shared"]): line for lines in kcp["questions"].values() for line in lines}
+    noise = seed_variance(answers_of(line["runs"]) for line in formats.values())
+    for question, lines in kcp["questions"].items():
+        found[question] = [
+            {
+                "label": line["label"], "format": line["format"], "shared": line["shared"], "rate": line["rate"],
+                "params_w": line["runs"][0].get("params_w"), "seeds": len(line["runs"]),
+                "accuracy": statistics.fmean(r["accuracy"] for r in line["runs"]),
+                "interval": accuracy_interval(line["runs"], noise),
+                "difference": None if line is lines[0] else difference(line["runs"], lines[0]["runs"], noise),
+            }
+            for line in lines
+        ]  # fmt: skip
+    return found
 
 
 def transfer(sweep: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -106,6 +225,9 @@ def transfer(sweep: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+# The page -------------------------------------------------------------------------------------------------------
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     rows, machine = document["table"], document["environment"]
     text = (
@@ -116,11 +238,12 @@ def markdown(document: Mapping[str, Any]) -> str:
         text += "**Made with --quick: noise, not letters.**\n\n"
     text += table(
         (
-            "LSTM", "accuracy", "95% interval", "minus dense", "seeds", "parameters of W", "ratio of W", "of model",
-            "rate", "dropout", "decay", "gain", "inner", "training", "latency",
+            "LSTM", "accuracy", "95% interval", "minus dense", "minus dense, by structure", "seeds", "parameters of W",
+            "ratio of W", "of model", "rate", "dropout", "decay", "gain", "inner", "again", "training", "latency",
         ),
         [line(row, document["base"]) for row in rows],
     )  # fmt: skip
+    text += said(document["verdict"])
     if document["besides"]:
         text += "\nWhat else one would do with the same clips:\n\n" + table(
             ("model", "accuracy", "95% interval", "minus dense LSTM", "seeds", "parameters", "training", "latency"),
@@ -133,16 +256,17 @@ def markdown(document: Mapping[str, Any]) -> str:
     people = [row for row in rows if row["talkers"] is not None]
     if people:
         text += "\nTalkers that were never seen (5 folds of two talkers, one seed, the same settings):\n\n" + table(
-            ("LSTM", "accuracy", "95% interval", "minus dense"),
+            ("LSTM", "accuracy", "95% interval", "minus dense", "minus dense, by structure"),
             [
-                (r["name"], percent(r["talkers"]), span(r["talkers_interval"]), gap(r["talkers_difference"]))
+                (r["name"], percent(r["talkers"]), span(r["talkers_interval"]), gap(r["talkers_difference"]),
+                 gap(r["talkers_difference_by_structure"]))
                 for r in people
             ],
-        )
-        text += "\nThe intervals are over clips; talkers differ more than clips do.\n"
+        )  # fmt: skip
+        text += "\nThese intervals are over the ten talkers: people differ more than clips do.\n"
     if document["sweep"]:
         text += "\n## Rates by structure\n\n" + rates(document)
-    return text
+    return text + kcp_study(document)
 
 
 def protocol(document: Mapping[str, Any]) -> str:
@@ -154,18 +278,35 @@ def protocol(document: Mapping[str, Any]) -> str:
         "cosine schedule, Adam, gradients clipped, the mean of all outputs classified. Accuracy of the last "
         "epoch. Each network had the same five trials on the training repetitions alone (trained on 1, "
         "validated on 2): rates 0.001, 0.004 and 0.016, then dropout 0.6 with weight decay 0.1, and gain 1.7, "
-        "at the best of these. The best trial's settings were trained on repetitions 1 and 2 and tested on 3. "
-        "Intervals are 95%, over clips and seeds; the difference to dense is over the same clips, answer by "
-        "answer. Chance is 3.8%."
+        "at the best of these. The best trial's settings were trained on repetitions 1 and 2 and tested on 3. Inner is "
+        "the best trial's accuracy; again the mean of three more runs with its settings on the training repetitions "
+        "(another seed; trained on 2, validated on 1), which choose the best of the formats. "
+        "Intervals are 95%, over clips and seeds, both drawn at random (two-way analysis of variance; how much seeds "
+        "vary is pooled over all networks); a difference is taken answer by answer, on the same clips. "
+        "Each interval is for its own comparison. By structure: W has a rate of its own. Chance is 3.8%."
+    )
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """The verdict in words."""
+    if not found:
+        return ""
+    return (
+        f"\nChosen on the training repetitions: among W of at least {LEAST_RATIO} times fewer parameters "
+        f"{found['compressed']}; among dense {found['dense']}; among KCP {found['kcp']}. On the test clips "
+        f"{found['compressed']} minus {found['dense']} is {gap(found['compressed minus dense'])}, {found['kcp']} minus "
+        f"{found['compressed']} {gap(found['kcp minus compressed'])}, and {found['kcp']} minus {found['dense']} "
+        f"{gap(found['kcp minus dense'])}.\n"
     )
 
 
 def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[object, ...]:
     s = {**base, **row["settings"]}
     return (
-        row["name"], percent(row["accuracy"]), span(row["interval"]), gap(row["difference"]), row["seeds"],
-        f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x", f"{row['params_model']:,}", f"{s['learning_rate']:g}",
-        f"{s['dropout']:g}", f"{s['weight_decay']:g}", f"{s['input_gain']:g}", percent(row["inner"]),
+        row["name"], percent(row["accuracy"]), span(row["interval"]), gap(row["difference"]),
+        gap(row["difference_by_structure"]), row["seeds"], f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x",
+        f"{row['params_model']:,}", f"{s['learning_rate']:g}", f"{s['dropout']:g}", f"{s['weight_decay']:g}",
+        f"{s['input_gain']:g}", percent(row["inner"]), percent(row["again"]),
         seconds(row["seconds"]), ms(row["latency_ms"]),
     )  # fmt: skip
 
@@ -191,22 +332,38 @@ def rates(document: Mapping[str, Any]) -> str:
             f"\n- `{kind}`: at the best rate of another network a network loses {100 * facts['mean_loss']:.1f} points "
             f"on average over {facts['pairs']} pairs, at most {100 * facts['largest_loss']:.1f}."
         )
-    text += "\n\nInner split, 260 clips, one seed: an accuracy has a standard error of about 3.\n"
-    if document["by_structure"]:
-        text += "\nTested on repetition 3 at the best rate by structure (four trials, base settings otherwise):\n\n"
+    return text + "\n\nInner split, 260 clips, one seed: an accuracy has a standard error of about 3.\n"
+
+
+def kcp_study(document: Mapping[str, Any]) -> str:
+    """What makes KCP weaker or stronger, and what a dense W learns."""
+    text = "\n## What makes KCP weaker or stronger\n\n"
+    text += "Inner split; the rate is the better of 0.004 and 0.016 with seed 0.\n"
+    for question, lines in document["kcp"].items():
+        if lines:
+            text += f"\n{question}:\n\n" + table(
+                ("format", "accuracy", "95% interval", "minus the first", "seeds", "parameters of W", "rate"),
+                [
+                    (r["label"], percent(r["accuracy"]), span(r["interval"]), gap(r["difference"]), r["seeds"],
+                     f"{r['params_w'] or 0:,}", f"{r['rate']:g}")
+                    for r in lines
+                ],
+            )  # fmt: skip
+    learnt = document["learnt"]
+    if learnt:
+        text += "\nWhat a dense W learns (1,200 x 512, four gates): "
+        text += "; ".join(
+            f"{name}: effective rank {facts['effective rank']:.1f}, 90% of the energy in {facts['rank of 90%']} "
+            "directions"
+            for name, facts in learnt["matrices"].items()
+        )
+        text += ". The share of its energy that the best fit of a format holds:\n\n"
+        names = [*learnt["matrices"]]
         text += table(
-            ("LSTM", "accuracy", "95% interval", "minus dense at one rate", "rate"),
-            [
-                (r["name"], percent(r["accuracy"]), span(r["interval"]), gap(r["difference"]),
-                 f"{r['settings']['learning_rate']:g}")
-                for r in document["by_structure"]
-            ],
-        )  # fmt: skip
-    known = document["minus_dense_by_structure"]
-    if known:
-        text += "\nThe networks at one rate, minus dense by structure: "
-        text += "; ".join(f"{name} {gap(triple)}" for name, triple in known.items()) + ".\n"
-    return text
+            ("format", *names),
+            [(f"`{key}`", *(percent(held[n]) for n in names)) for key, held in learnt["held"].items()],
+        )
+    return text if any(document["kcp"].values()) or learnt else ""
 
 
 def percent(value: float | None) -> str:
@@ -227,87 +384,3 @@ def seconds(value: float | None) -> str:
 
 def ms(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} ms"
-
-
-# Figures --------------------------------------------------------------------------------------------------------
-
-COLOURS = {"KCP": "#0b62a8", "dense": "#444444"}
-
-
-def _plot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"svg.hashsalt": "letters", "svg.fonttype": "none", "font.size": 9}
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def draw(target: Path, rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each network: its accuracy with the interval, and beside it the parameters of its W.
-
-    Side by side, because most formats have nearly the same size: as points of one plane they lie on each other.
-    """
-    plt = _plot()
-    lines = sorted([(row["accuracy"], row, True) for row in rows] + [(row["accuracy"], row, False) for row in others],
-                   key=lambda line: line[0])  # fmt: skip
-    height = 1.1 + 0.27 * len(lines)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(7.2, height), sharey=True, layout="constrained", width_ratios=(2, 1)
-    )
-    for place, (accuracy, row, raw) in enumerate(lines):
-        low, high = row["interval"]
-        colour = next((c for key, c in COLOURS.items() if row["name"].startswith(key)), "#c4511d")
-        colour = colour if raw else "#777777"
-        left.errorbar(100 * accuracy, place, xerr=[[100 * (accuracy - low)], [100 * (high - accuracy)]], fmt="o",
-                      color=colour, mfc=colour if raw else "white", capsize=3, markersize=5)  # fmt: skip
-        right.plot(row["params_w"], place, "s", color=colour, mfc=colour if raw else "white", markersize=5)
-        right.annotate(
-            f"{row['params_w']:,}",
-            (row["params_w"], place),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-        )
-    left.set_yticks(range(len(lines)), [row["name"] for _, row, _ in lines])
-    left.set(xlabel="accuracy on the third repetition, %, and 95% interval")
-    right.set(xscale="log", xlabel="parameters of W", xlim=(500, 2e7))
-    left.grid(alpha=0.3)
-    right.grid(alpha=0.3)
-    right.tick_params(axis="y", length=0)
-    for side in ("top", "right"):
-        left.spines[side].set_visible(False)
-        right.spines[side].set_visible(False)
-    _save(plt, figure, target)
-
-
-def draw_rates(target: Path, sweep: Sequence[Mapping[str, Any]]) -> None:
-    """Accuracy by rate, uniform beside by structure."""
-    plt = _plot()
-    kinds = ("uniform", "structure")
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), sharey=True, layout="constrained")
-    names = [*dict.fromkeys(point["name"] for point in sweep)]
-    for axis, kind in zip(axes, kinds, strict=True):
-        for number, name in enumerate(names):
-            for hidden in sorted({point["hidden"] for point in sweep}):
-                found = sorted(
-                    (p["rate"], 100 * p["accuracy"])
-                    for p in sweep
-                    if (p["name"], p["hidden"], p["rates"]) == (name, hidden, kind)
-                )
-                if found:
-                    style = "-o" if hidden == max(point["hidden"] for point in sweep) else "--s"
-                    axis.plot(*zip(*found, strict=True), style, color=f"C{number}", label=f"{name}, hidden {hidden}",
-                              markersize=4)  # fmt: skip
-        axis.set(xscale="log", title=f'rates = "{kind}"', xlabel="learning rate")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("accuracy, inner split, %")
-    axes[1].legend(fontsize=7)
-    _save(plt, figure, target)
-
-
-def _save(plt: Any, figure: Any, target: Path) -> None:
-    write_atomically(target, lambda path: figure.savefig(path, format="svg", metadata={"Date": None}))
-    plt.close(figure)

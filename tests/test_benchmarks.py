@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,10 @@ def test_the_letters_run_go_on_and_are_summarised(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0 and "fold" not in again.stderr, again.stderr[-500:]  # nothing is trained twice
     assert json.loads((tmp_path / "results" / "letters.json").read_text())["table"] == facts["table"]
+    shutil.rmtree(tmp_path / "runs" / "records")  # a clean checkout has the results alone
+    clean = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert clean.returncode == 0 and "fold" not in clean.stderr, clean.stderr[-500:]
+    assert json.loads((tmp_path / "results" / "letters.json").read_text())["runs"] == facts["runs"]
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

@@ -157,6 +157,8 @@ def _row(label: str, result: dict[str, Any], planned: int) -> tuple[str, ...]:
 
 
 def _notes(results: dict[str, dict[str, Any]], budget: Any, classes: int, quick: bool) -> list[str]:
+    from kronecell.training.protocol import counted
+
     dense = results["dense"]
     cut = [label for label, result in results.items() if result["stopped"]]
     ranks = "small" if quick else "the paper's"
@@ -168,8 +170,9 @@ def _notes(results: dict[str, dict[str, Any]], budget: Any, classes: int, quick:
         f"Frames of {budget.width} x {budget.height}, {ranks} ranks, weights shared by the gates. The ratio of W is "
         "the kind of figure the paper gives; that of the model also counts what stays dense: U and the classifier.",
         f"Same budget for all: {budget.epochs} epochs or {budget.max_seconds:g} s of training steps, whichever ends "
-        f"first. Stopped by the time: {', '.join(cut) or 'none'}; dense made {dense['steps']} steps in "
-        f"{dense['epochs']} epochs" + (" and had not converged (--seconds gives more)." if dense["stopped"] else "."),
+        f"first. Stopped by the time: {', '.join(cut) or 'none'}; dense made "
+        f"{counted(dense['steps'], 'step')} in {counted(dense['epochs'], 'epoch')}"
+        + (" and had not converged (--seconds gives more)." if dense["stopped"] else "."),
         "Two epochs on tiny frames: this shows that everything works, and nothing else. Without --quick it learns."
         if quick
         else "One fold, one seed, rates and gains chosen on this very fold: a demonstration. benchmarks/results has "

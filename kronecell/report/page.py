@@ -14,8 +14,19 @@ from kronecell.deploy.atomic import write_atomically
 from kronecell.report.groups import CURVES, Group, group_runs, plain_name
 from kronecell.report.load import Broken, Run, load_runs
 from kronecell.report.plans import PlanTable, plan_tables
-from kronecell.report.tables import FOOTNOTE, FORMAT, Cell, shown_columns, stopped_words, threads_words, titles
+from kronecell.report.tables import (
+    FOOTNOTE,
+    FORMAT,
+    NAME,
+    Cell,
+    Column,
+    shown_columns,
+    stopped_words,
+    threads_words,
+    titles,
+)
 from kronecell.training.intervals import wilson
+from kronecell.training.protocol import counted
 
 # The browser itself refuses every request of this page to anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -77,7 +88,7 @@ def page(
     ]
     sections = [f"<section>{part}</section>" for part in parts if part]
     states = [run.state for run in runs] + ["broken"] * len(broken)
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     introduction = "".join(f"<p>{escape(note)}</p>" for note in notes)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return (
@@ -85,8 +96,9 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{asset('page.css')}</style></head>\n<body>"
-        f'<header class="page"><h1>{escape(title)}</h1><p class="soft">{len(groups)} experiments, '
-        f"{len(states)} runs: {escape(counted)}. Written {made}.</p>{introduction}</header>\n"
+        f'<header class="page"><h1>{escape(title)}</h1><p class="soft">'
+        f"{counted(len(groups), 'experiment')}, {counted(len(states), 'run')}: {escape(found)}. "
+        f"Written {made}.</p>{introduction}</header>\n"
         f"<main>{''.join(sections)}</main>"
         "<footer>Made by <code>kronecell report</code>. This file needs no network.</footer>"
         f'<script id="data" type="application/json">{embed(_data(groups))}</script>'
@@ -121,10 +133,11 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
     if running:
         names = ", ".join(f"{_title(run)} (epoch {run.epoch} of {run.epochs})" for run in running)
         parts.append(f'<div class="notice"><b>Still running:</b> {escape(names)}. Their figures are not final.</div>')
-    for group in groups:
-        if any(run.stopped == "time" for run in group.finished):
-            words = f"{group.label}: {stopped_words(group)}. It might do better with more time: its points are hollow."
-            parts.append(f'<div class="notice">{escape(words)}</div>')
+    stopped = [group for group in groups if any(run.stopped == "time" for run in group.finished)]
+    if stopped:
+        names = "; ".join(f"{group.label}: {stopped_words(group)}" for group in stopped)
+        words = f"{names}. With more time it might do better: hollow points."
+        parts.append(f'<div class="notice"><b>Not finished.</b> {escape(words)}</div>')
     for run in runs:
         if run.state in ("failed", "interrupted"):
             words = f"{_title(run)} {run.state}: {run.message or 'no message'}"
@@ -145,23 +158,29 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
 
 def _comparison(groups: Sequence[Group]) -> str:
     columns = shown_columns(groups)
-    heads = [(title, column.hint) for title, column in zip(titles(columns, groups), columns, strict=True)]
-    body = [[column.cell(group) for column in columns] for group in groups]
-    texts = {i for i, column in enumerate(columns) if column.text}
-    formats = {i: "format" for i, column in enumerate(columns) if column.title == FORMAT}
     text = "" if not any(column.paper for column in columns) else (
         "<p>Values of the paper are printed ones, for the same layer; its accuracies stand only beside the same data "
         "set.</p>"
     )  # fmt: skip
     foot = f'<p class="soft">{escape(FOOTNOTE)}</p>' if any(c.title.endswith("*") for c in columns) else ""
+    first = _columns([column for column in columns if not column.detail], groups, "main sortable")
+    second = _columns([NAME, *(column for column in columns if column.detail)], groups, "main")
     return (
         "<h2>Comparison</h2><p>The headline is the accuracy of the last epoch with its 95% interval, over the clips it "
-        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. The "
-        "best epoch was chosen on these very clips, so it flatters. Two ratios, which differ widely: that of W, the "
-        "input weights, which is the "
-        "paper's figure, and that of the whole model, whose recurrent weights U and classifier stay dense. Click a "
-        f"heading to sort.</p>{text}" + _table(heads, body, texts, "main sortable", formats) + foot
+        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. "
+        "Two ratios, which differ widely: that of W, the input weights, which is the paper's figure, and that of the "
+        "whole model, whose recurrent weights U and classifier stay dense. Click a heading to sort.</p>"
+        f"{first}<h3>More of each experiment</h3><p>The best epoch was chosen on the very clips it was measured on, so "
+        f"it flatters.</p>{text}{second}{foot}"
     )
+
+
+def _columns(columns: Sequence[Column], groups: Sequence[Group], name: str) -> str:
+    heads = [(title, column.hint) for title, column in zip(titles(columns, groups), columns, strict=True)]
+    body = [[column.cell(group) for column in columns] for group in groups]
+    texts = {i for i, column in enumerate(columns) if column.text}
+    classes = {i: "format" if c.title == FORMAT else "words" for i, c in enumerate(columns) if c.text and c != NAME}
+    return _table(heads, body, texts, name, classes)
 
 
 def _table(
@@ -248,8 +267,8 @@ def _parameters(groups: Sequence[Group]) -> str:
 
 
 def _plans(groups: Sequence[Group], progress: Callable[[str], object]) -> str:
-    parts = ["<h2>What is contracted when</h2><p>Numbers on the tensors are those of the steps; green steps need no "
-             "input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
+    parts = ["<h2>How each format is contracted</h2><p>Numbers on the tensors are those of the steps; green steps "
+             "need no input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
     seen: set[tuple[Any, ...]] = set()
     for group in groups:
         key = (group.format_text, str(group.shared), group.gates, group.rows)
@@ -334,11 +353,9 @@ def _protocol(groups: Sequence[Group]) -> str:
     parts = ["<h2>Where this differs from the paper's protocol</h2>"]
     if common:
         parts.append(f"<p>All experiments:</p>{_bullets(common)}")
-    for label, texts in lists.items():
-        own = [text for text in texts if text not in common]
-        if own:
-            parts.append(f"<h3>{escape(label)}</h3>{_bullets(own)}")
-    return "".join(parts)
+    own = {label: [text for text in texts if text not in common] for label, texts in lists.items()}
+    inside = "".join(f"<div><h3>{escape(label)}</h3>{_bullets(texts)}</div>" for label, texts in own.items() if texts)
+    return "".join(parts) + (f'<div class="lists">{inside}</div>' if inside else "")
 
 
 def _bullets(texts: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ class Column:
     cell: Callable[[Group], Cell]
     paper: bool = False  # a column of printed values
     text: bool = False
+    detail: bool = False  # of the page's second table: the first one fits a window without scrolling
 
 
 def accuracy(group: Group) -> Cell:
@@ -111,6 +112,16 @@ def _runs(group: Group) -> Cell:
     return Cell(words, done)
 
 
+def _epochs(group: Group) -> Cell:
+    """34; 13 of 34 where a run was stopped; 13 to 34 of 34 where runs differ."""
+    done = sorted(run.epoch for run in group.finished)
+    if not done:
+        return EMPTY
+    planned = max(run.epochs for run in group.finished)
+    words = f"{done[0]}" + (f" to {done[-1]}" if done[-1] > done[0] else "")
+    return Cell(words + (f" of {planned}" if group.stopped and planned > done[0] else ""), done[0])
+
+
 def stopped_words(group: Group) -> str:
     """ "of which 1 was stopped after 13 of 34 epochs by its time budget"; nothing where all ran to their last epoch."""
     stopped = group.stopped
@@ -138,35 +149,39 @@ def _format(group: Group) -> Cell:
     return Cell(group.format_text + how, group.format_text)
 
 
+NAME = Column("experiment", "its name", lambda group: Cell(group.label, group.label.lower()), text=True)
 COLUMNS = (
-    Column("experiment", "its name", lambda group: Cell(group.label, group.label.lower()), text=True),
+    NAME,
     Column(
         "accuracy at the last epoch", "mean over the runs, 95% interval over clips and seeds; nothing was selected",
         accuracy,
     ),
-    Column(
-        "at the best epoch", "selected on the very clips it was measured on: flattering",
-        lambda group: percent(group.spread("top1")),
-    ),
-    Column("mean of last epochs", "the paper's Avg", lambda group: percent(group.spread("avg"))),
-    Column(
-        "top-1 in the paper", "printed, of the best epoch as it seems; only beside the same data",
-        _printed(lambda group: group.printed.top1 if group.printed else None, accuracy=True), True,
-    ),
+    Column("epochs", "trained; fewer than planned where a run was stopped", _epochs),
     Column("parameters of W", "input weights of all gates", _whole("params_w")),
-    Column("W in the paper", "printed for the same layer", _printed_w, True),
     Column("ratio of W", "dense W over W: the paper's compression ratio", _times("ratio_w", 0)),
     Column("ratio of model", "whole model, U and classifier counted", _times("ratio_model", 1)),
     Column("multiply-adds, millions", "for one clip, as executed", _millions("macs_executed")),
-    Column("by the paper's order", "multiply-adds, millions, by the paper's count", _millions("macs_paper")),
-    Column(
-        "printed in the paper*", "multiply-adds in millions, printed for the same layer",
-        _printed(lambda group: group.printed.mflops if group.printed else None), True,
-    ),
     Column(LATENCY, "one clip at a time, measured", _mean("latency_ms", 1)),
     Column(STEP, "one training step, measured", _mean("step_ms", 0)),
-    Column("runs", "folds and seeds", _runs, text=True),
-    Column(FORMAT, "format, modes and ranks of the input weights", _format, text=True),
+    Column(
+        "at the best epoch", "selected on the very clips it was measured on: flattering",
+        lambda group: percent(group.spread("top1")), detail=True,
+    ),
+    Column("mean of last epochs", "the paper's Avg", lambda group: percent(group.spread("avg")), detail=True),
+    Column(
+        "top-1 in the paper", "printed, of the best epoch as it seems; only beside the same data",
+        _printed(lambda group: group.printed.top1 if group.printed else None, accuracy=True), True, detail=True,
+    ),
+    Column("W in the paper", "printed for the same layer", _printed_w, True, detail=True),
+    Column(
+        "by the paper's order", "multiply-adds, millions, by the paper's count", _millions("macs_paper"), detail=True
+    ),
+    Column(
+        "printed in the paper*", "multiply-adds in millions, printed for the same layer",
+        _printed(lambda group: group.printed.mflops if group.printed else None), True, detail=True,
+    ),
+    Column("runs", "folds and seeds", _runs, text=True, detail=True),
+    Column(FORMAT, "format, modes and ranks of the input weights", _format, text=True, detail=True),
 )  # fmt: skip
 FOOTNOTE = "* The paper writes MFLOPs for what are multiply-adds in millions; two floating point operations each."
 

@@ -78,6 +78,11 @@ def deviations(experiment: Experiment, progress: Progress | None = None) -> list
     }
     found += [text for text, holds in extras.items() if holds]
     if e.max_seconds:
-        spent = "" if progress is None else f": {progress.steps} steps in {progress.epoch} epochs"
+        spent = "" if progress is None else f": {counted(progress.steps, 'step')} in {counted(progress.epoch, 'epoch')}"
         found.append(f"time budget of {e.max_seconds:g} s of training steps{spent}")
     return found
+
+
+def counted(count: int, word: str) -> str:
+    """1 step, 2 steps."""
+    return f"{count} {word}{'s' * (count != 1)}"
