@@ -39,6 +39,7 @@ from benchmarks.g2p_model import (
     spoken,
     words_of,
 )
+from benchmarks.g2p_runtime import Runtime
 from benchmarks.results import RESULTS, Options, machine, table, write
 from kronecell.deploy.atomic import write_atomically
 from kronecell.nn.quantize import bytes_of
@@ -123,18 +124,23 @@ def run(work: Work, seeds: int) -> None:
     prove(work)
     rows = [work.once("float", lambda: (work.model, {"kind": "float"}))]
     rows.append(work.once("int8-torch", lambda: dynamic_int8(work.model)))
+    for name, int8 in (("float-onnxruntime", False), ("int8-onnxruntime", True)):
+        rows.append(work.once(name, lambda name=name, int8=int8: in_runtime(work, name, int8)))  # type: ignore[misc]
     for bits in (8, 6, 5, 4):
         rows.append(work.once(f"bits-{bits}", lambda bits=bits: bits_alone(work, bits)))  # type: ignore[misc]
     for times in PLAIN:
         rows.append(work.once(f"plain-{times:g}x", lambda times=times: plain(work, times)))  # type: ignore[misc]
-    for seed in range(seeds):
-        rows.append(work.once(f"dense-further-{seed}", lambda seed=seed: further(work, seed)))  # type: ignore[misc]
-        if rows[-1] is None:
+    runs = [(times, seed) for seed in range(seeds) for times in SEEDS_OF]
+    for times, seed in runs + [(times, 0) for times in TRAINED if times not in SEEDS_OF]:
+        base = work.once(f"dense-further-{seed}", lambda seed=seed: further(work, seed))  # type: ignore[misc]
+        if base is None:
             break
-        for times in TRAINED if seed == 0 else SEEDS_OF:
-            name = f"trained-{times:g}x-{seed}"
-            rows.append(work.once(name, lambda times=times, seed=seed: trained(work, times, seed)))  # type: ignore[misc]
+        rows += [] if base in rows else [base]
+        name = f"trained-{times:g}x-{seed}"
+        rows.append(work.once(name, lambda times=times, seed=seed: trained(work, times, seed)))  # type: ignore[misc]
+    order = {"float": 0, "int8": 0, "bits": 1, "plain": 2, "further": 3, "trained": 4}
     found = [row for row in rows if row is not None]
+    found.sort(key=lambda row: (row.get("seed", -1), order[row["kind"]]))  # of equal ones, as they came
     publish(work, found, latencies(work))
 
 
@@ -205,11 +211,19 @@ def dynamic_int8(model: nn.Module) -> tuple[Any, dict[str, Any]]:
     return made, {"kind": "int8", "bytes": matrices + 4 * rest}
 
 
+def in_runtime(work: Work, name: str, int8: bool) -> tuple[Any, dict[str, Any]]:
+    """The model in ONNX Runtime."""
+    made = Runtime(work.model, work.folder / name, int8)
+    return made, {"kind": "int8" if int8 else "float", "bytes": made.bytes}
+
+
 @torch.no_grad()
 def latencies(work: Work) -> dict[str, float]:
     """Milliseconds of a word at batch 1, one thread: the median over words, all models in turn."""
     torch.set_num_threads(1)
     models: dict[str, Any] = {"float": work.model, "int8-torch": dynamic_int8(work.model)[0]}
+    for name, int8 in (("float-onnxruntime", False), ("int8-onnxruntime", True)):
+        models[name] = Runtime(work.model, work.folder / name, int8)
     for path in sorted(work.folder.glob("trained-*-0/model")):
         models[path.parent.name] = kc.load(path, into=G2P())
     some = work.test[: 20 if work.options.quick else 200]

@@ -187,7 +187,10 @@ class Shuffled:
 
 @torch.no_grad()
 def spoken(model: Any, words: Sequence[str], size: int = 500) -> list[list[int]]:
-    """Numbers of phonemes, greedily, as g2p_en decodes."""
+    """Numbers of phonemes, greedily, as g2p_en decodes; by the model itself where it knows how."""
+    if hasattr(model, "spoken"):
+        own: list[list[int]] = model.spoken(words)
+        return own
     found: list[list[int]] = []
     for start in range(0, len(words), size):
         letters, lengths = letters_of(words[start : start + size])

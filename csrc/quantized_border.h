@@ -20,7 +20,7 @@ inline Quantized check_quantized(const char* op, const Tensor& weight, const Ten
     const long bytes = bits == 8 ? columns : (columns + 7) / 8 * bits, groups = group ? columns / group + (columns % group != 0) : 1;
     check_shape(scales, {-1, groups}, op, "scales");
     check_shape(weight, {scales.size(0), bytes}, op, "weight");
-    const bool exact = multiplies_bytes() && !group && columns <= Quantized::EXACT_COLUMNS;
+    const bool exact = multiplies_bytes() && group % Quantized::EXACT_STEP == 0 && columns <= Quantized::EXACT_COLUMNS;
     return Quantized{static_cast<const unsigned char*>(weight.const_data_ptr()), floats(scales), scales.size(0), columns, bytes,
                      bits, group, groups, exact};
 }

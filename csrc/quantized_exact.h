@@ -11,7 +11,7 @@ constexpr float MOST_APART = 8;  // powers of two between the largest number of 
 
 // A row of x as digits; false if it has numbers that are not finite, which whole numbers cannot be, or sizes too far apart:
 // beside 1e8, ones would be zeros.
-APART bool digits_of(const float* x, long columns, int8_t* digits, long plane, FixedPoint* fixed) {
+APART bool digits_of(const float* x, long columns, int8_t* digits, long plane, int* sums, FixedPoint* fixed) {
     __m512 most = _mm512_setzero_ps();
     __m512 powers = _mm512_setzero_ps();
     __m512i present = _mm512_setzero_si512();
@@ -36,7 +36,7 @@ APART bool digits_of(const float* x, long columns, int8_t* digits, long plane, F
     }
     const __m512 by = _mm512_set1_ps((float)power);
     const __m512i half = _mm512_set1_epi32(128);
-    __m512i sum = _mm512_setzero_si512();
+    __m512i sum = _mm512_setzero_si512();  // 64 numbers of 24 bits fit into 32
     for (long k = 0; k < plane; k += 16) {
         const __m512 v = (__m512)load_some(x + k, columns - k);
         const __m512i low = _mm512_cvtps_epi32(_mm512_scalef_ps(v, by));
@@ -45,10 +45,10 @@ APART bool digits_of(const float* x, long columns, int8_t* digits, long plane, F
         _mm_storeu_si128((__m128i*)(digits + k), _mm512_cvtepi32_epi8(low));
         _mm_storeu_si128((__m128i*)(digits + plane + k), _mm512_cvtepi32_epi8(middle));
         _mm_storeu_si128((__m128i*)(digits + 2 * plane + k), _mm512_cvtepi32_epi8(high));
-        sum = _mm512_add_epi64(sum, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(low)));
-        sum = _mm512_add_epi64(sum, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(low, 1)));
+        sum = _mm512_add_epi32(sum, low);
+        if (k % Quantized::EXACT_STEP == 48) sums[k / Quantized::EXACT_STEP] = _mm512_reduce_add_epi32(sum), sum = _mm512_setzero_si512();
     }
-    fixed->sum = _mm512_reduce_add_epi64(sum);
+    fixed->sums = sums;
     fixed->unit = 1;
     for (; power > 0; power--) fixed->unit *= 0.5;
     for (; power < 0; power++) fixed->unit *= 2;
@@ -71,67 +71,97 @@ INLINE __m256i sum8(const __m512i* s) {
 }
 
 constexpr long AHEAD_ROWS = 8;  // rows of w that are prefetched before they are needed
+constexpr long FEW_ROWS = 2;    // of x, up to which weights of two planes of bits are unpacked for each
 
 // Adds the products of unsigned and signed bytes, four to a sum. With the intrinsic, compilers move sums around.
 INLINE void add_bytes(__m512i& sum, __m512i bytes, __m512i digits) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(digits));
 }
 
-// 64 weights, of which the first `left` are there, as unsigned bytes: 128 more, or 8 more for nibbles.
-template <bool nibbles>
+// 64 weights, of which the first `left` are there, as unsigned bytes: 2^(bits - 1) more. Nothing beyond the row is read, as it
+// may end the memory: of fewer bits than 8 there are whole blocks.
+template <int bits>
 INLINE __m512i unsigned_bytes(const int8_t* at, long left) {
-    // Nothing beyond the row is read, as it may end the memory.
-    if (!nibbles) {
+    if (bits == 8) {
         const __mmask64 mask = left >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << left) - 1;
         return _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, at), _mm512_set1_epi8((char)0x80));
     }
-    const __mmask32 mask = left >= 64 ? ~(__mmask32)0 : ((__mmask32)1 << left / 2) - 1;
-    const __m512i pairs = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, at));
-    const __m512i twice = _mm512_shuffle_i64x2(pairs, pairs, 0x50);  // each half of a block is 16 nibbles of the same bytes
-    const __m512i low = _mm512_mask_srli_epi64(twice, 0xcc, twice, 4);
-    return _mm512_ternarylogic_epi64(low, _mm512_set1_epi8(15), _mm512_set1_epi8(8), 0x6a);  // (low & 15) ^ 8
+    const int8_t* next = left >= 64 ? at + 4 * bits : at;  // the second block of 32 columns; x is zero where there is none
+    __m512i v = _mm512_setzero_si512();
+    if (bits & 4) {
+        const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)at)),
+                                                     _mm_loadu_si128((const __m128i*)next), 1);
+        const __m512i wide = _mm512_castsi256_si512(both);
+        const __m512i twice = _mm512_shuffle_i64x2(wide, wide, 0x50);  // each half of a block is 16 nibbles of the same bytes
+        v = _mm512_and_si512(_mm512_mask_srli_epi64(twice, 0xcc, twice, 4), _mm512_set1_epi8(15));
+        at += 16, next += 16;
+    }
+    if (bits & 2) {  // quarters of a block are pairs of bits of the same 8 bytes
+        long long one, two;
+        memcpy(&one, at, 8), memcpy(&two, next, 8);
+        const __m512i both = _mm512_mask_set1_epi64(_mm512_set1_epi64(one), 0xf0, two);
+        const __m512i pairs = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6));
+        const __m512i low = _mm512_and_si512(pairs, _mm512_set1_epi8(3));
+        v = _mm512_or_si512(v, bits & 4 ? _mm512_slli_epi16(low, 4) : low);
+        at += 8, next += 8;
+    }
+    if (bits & 1) {  // eighths of a block are bits of the same 4 bytes
+        int one, two;
+        memcpy(&one, at, 4), memcpy(&two, next, 4);
+        const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(one), 0xff00, two);
+        const __m512i single = _mm512_srlv_epi32(both, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7));
+        v = _mm512_or_si512(v, _mm512_slli_epi16(_mm512_and_si512(single, _mm512_set1_epi8(1)), bits & 6));
+    }
+    return _mm512_xor_si512(v, _mm512_set1_epi8((char)(1 << (bits - 1))));
 }
 
-// One row of x, as digits, times 8 rows of w of which `row` bytes are between one and the next.
-template <bool nibbles, bool once>
-INLINE void exact_dots_of(const int8_t* w, long row, const int8_t* digits, long plane, long columns, const FixedPoint& fixed,
-                          const float* scales, float* to, long some) {
+// One row of x, as digits, times 8 rows of w of which `row` bytes are between one and the next, and of which `some` count.
+template <int bits>
+INLINE void exact_dots_of(const Quantized& w, const int8_t* at, long row, long ahead, const int8_t* digits, long plane,
+                          const FixedPoint& fixed, const float* scales, float* to, long some) {
     constexpr int n = (int)Quantized::DIRECT_ROWS;
-    __m512i low[n], middle[n], high[n];
-    UNROLL(8)
-    for (int j = 0; j < n; j++) low[j] = middle[j] = high[j] = _mm512_setzero_si512();
-    const int8_t* other = w + 4 * row;
-    const long row3 = 3 * row, step = nibbles ? 32 : 64;
-    for (long left = columns; left > 0; left -= 64, w += step, other += step, digits += 64) {
-        const __m512i a = _mm512_loadu_si512(digits), b = _mm512_loadu_si512(digits + plane);
-        const __m512i c = _mm512_loadu_si512(digits + 2 * plane);
+    constexpr long step = Quantized::EXACT_STEP;
+    const int* sums = fixed.sums;
+    const int8_t* other = at + 4 * row;
+    const long row3 = 3 * row, group = w.group ? w.group : w.columns;
+    __m512d total = _mm512_setzero_pd();
+    for (long g = 0, left = w.columns; g < w.groups; g++) {
+        __m512i low[n], middle[n], high[n];
         UNROLL(8)
-        for (int j = 0; j < n; j++) {
-            const int8_t* at = (j < 4 ? w : other) + (j % 4 == 3 ? row3 : j % 4 * row);
-            if (once) __builtin_prefetch(at + AHEAD_ROWS * row);
-            const __m512i v = unsigned_bytes<nibbles>(at, left);
-            add_bytes(low[j], v, a), add_bytes(middle[j], v, b), add_bytes(high[j], v, c);
+        for (int j = 0; j < n; j++) low[j] = middle[j] = high[j] = _mm512_setzero_si512();
+        const long end = left - group;
+        long sum = 0;
+        for (; left > 0 && left > end; left -= step, at += 8 * bits, other += 8 * bits, digits += step) {
+            const __m512i a = _mm512_loadu_si512(digits), b = _mm512_loadu_si512(digits + plane);
+            const __m512i c = _mm512_loadu_si512(digits + 2 * plane);
+            UNROLL(8)
+            for (int j = 0; j < n; j++) {
+                const int8_t* here = (j < 4 ? at : other) + (j % 4 == 3 ? row3 : j % 4 * row);
+                __builtin_prefetch(here + ahead);
+                const __m512i v = unsigned_bytes<bits>(here, left);
+                add_bytes(low[j], v, a), add_bytes(middle[j], v, b), add_bytes(high[j], v, c);
+            }
+            sum += *sums++;
         }
+        const __m512d lows = _mm512_cvtepi32_pd(sum8(low)), middles = _mm512_cvtepi32_pd(sum8(middle));
+        const __m512d highs = _mm512_cvtepi32_pd(sum8(high));
+        __m512d all = _mm512_sub_pd(lows, _mm512_set1_pd((double)(1 << (bits - 1)) * (double)sum));  // whole numbers: all of this is exact
+        all = _mm512_fmadd_pd(middles, _mm512_set1_pd(256.0), all);
+        all = _mm512_fmadd_pd(highs, _mm512_set1_pd(65536.0), all);
+        float own[n] = {0};
+        for (long j = 0; j < some; j++) own[j] = scales[j * w.groups + g];
+        total = _mm512_fmadd_pd(all, _mm512_cvtps_pd(_mm256_loadu_ps(own)), total);
     }
-    const __m512d lows = _mm512_cvtepi32_pd(sum8(low)), middles = _mm512_cvtepi32_pd(sum8(middle));
-    const __m512d highs = _mm512_cvtepi32_pd(sum8(high));
-    __m512d all = _mm512_sub_pd(lows, _mm512_set1_pd((nibbles ? 8.0 : 128.0) * (double)fixed.sum));  // whole numbers: all of this is exact
-    all = _mm512_fmadd_pd(middles, _mm512_set1_pd(256.0), all);
-    all = _mm512_fmadd_pd(highs, _mm512_set1_pd(65536.0), all);
     const __mmask8 present = some >= 8 ? 0xff : (__mmask8)((1u << some) - 1);
-    const __m512d scale = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(present, scales));
-    _mm256_mask_storeu_ps(to, present, _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_mul_pd(all, _mm512_set1_pd(fixed.unit)), scale)));
+    _mm256_mask_storeu_ps(to, present, _mm512_cvtpd_ps(_mm512_mul_pd(total, _mm512_set1_pd(fixed.unit))));
 }
 
-#define EXACT_DOTS(name, nibbles, once)                                                                               \
-    APART void name(const int8_t* w, long row, const int8_t* digits, long plane, long columns, const FixedPoint& fixed, \
-                    const float* scales, float* to, long some) {                                                      \
-        exact_dots_of<nibbles, once>(w, row, digits, plane, columns, fixed, scales, to, some);                        \
+#define EXACT_DOTS(bits)                                                                                               \
+    APART void exact_dots_##bits(const Quantized& w, const int8_t* at, long row, long ahead, const int8_t* digits, long plane, \
+                                 const FixedPoint& fixed, const float* scales, float* to, long some) {                 \
+        exact_dots_of<bits>(w, at, row, ahead, digits, plane, fixed, scales, to, some);                                \
     }
-EXACT_DOTS(byte_dots, false, false)
-EXACT_DOTS(byte_dots_once, false, true)
-EXACT_DOTS(nibble_dots, true, false)
-EXACT_DOTS(nibble_dots_once, true, true)
+EXACT_DOTS(3) EXACT_DOTS(4) EXACT_DOTS(5) EXACT_DOTS(6) EXACT_DOTS(7) EXACT_DOTS(8)
 #undef EXACT_DOTS
 
 // Rows `first` to `last` of w, as quantized_product has them, without the bias.
@@ -141,16 +171,23 @@ APART void exact_product(const Quantized& w, const float* x, long x_row, float* 
     const long plane = w.byte_row(), most = w.exact_rows();
     int8_t* digits = (int8_t*)memory;
     int8_t* bytes = digits + most * 3 * plane;
+    int* sums = (int*)(bytes + n * plane);
+    const long steps = plane / Quantized::EXACT_STEP;
+    decltype(&exact_dots_8) const direct_dots[] = {exact_dots_3, exact_dots_4, exact_dots_5, exact_dots_6, exact_dots_7, exact_dots_8};
     for (long r = 0; r < rows; r += most, x += most * x_row, to += most * to_row) {
         const long some = rows - r < most ? rows - r : most;
         FixedPoint fixed[Quantized::MOST_EXACT];
         bool fits[Quantized::MOST_EXACT];
-        for (long k = 0; k < some; k++) fits[k] = digits_of(x + k * x_row, w.columns, digits + 3 * k * plane, plane, fixed + k);
+        for (long k = 0; k < some; k++)
+            fits[k] = digits_of(x + k * x_row, w.columns, digits + 3 * k * plane, plane, sums + k * steps, fixed + k);
         for (long i = first; i < last; i += n) {
             const long now = last - i < n ? last - i : n;
             const int8_t* at = (const int8_t*)(w.at + i * w.row);
             long row = w.row;
-            const bool nibbles = w.bits == 4 && w.columns % BLOCK == 0 && now == n, direct = nibbles || (w.bits == 8 && now == n);
+            // What is read once comes from memory; rows of x that share it find it in the cache.
+            const bool direct = now == n && (w.bits == 8 || w.columns % BLOCK == 0) && (some <= FEW_ROWS || w.bits == 8 || w.bits == 4);
+            const auto dots_of = direct_dots[direct ? w.bits - 3 : 5];
+            const long ahead = direct && some == 1 ? AHEAD_ROWS * row : 0;
             if (!direct) {
                 for (long j = 0; j < now; j++) {
                     if (w.bits == 8)
@@ -160,12 +197,9 @@ APART void exact_product(const Quantized& w, const float* x, long x_row, float* 
                 }
                 at = bytes, row = plane;
             }
-            const auto dots_of = nibbles            ? some == 1 ? nibble_dots_once : nibble_dots
-                                 : direct && some == 1 ? byte_dots_once
-                                                       : byte_dots;
             for (long k = 0; k < some; k++)
                 if (fits[k])
-                    dots_of(at, row, digits + 3 * k * plane, plane, w.columns, fixed[k], w.scales + i, to + k * to_row + i, now);
+                    dots_of(w, at, row, ahead, digits + 3 * k * plane, plane, fixed[k], w.scales + i * w.groups, to + k * to_row + i, now);
         }
         for (long k = 0; k < some; k++)
             if (!fits[k]) float_product(w, x + k * x_row, x_row, to + k * to_row, to_row, 1, first, last, memory + w.exact_memory());

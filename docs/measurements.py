@@ -294,10 +294,17 @@ def g2p() -> str:
         above = f"{row['above']:+.2f} ± {row['above_half']:.2f}" if row["kind"] not in ("float", "further") else ""
         latency = f"{row['ms']:.2f}" if row["ms"] else ""
         name = names[row["kind"]].format(target=row.get("target", 0))
+        if row["name"].endswith("onnxruntime"):
+            name = "float32 in ONNX Runtime" if row["kind"] == "float" else "ONNX Runtime's dynamic int8"
         lines.append([name, f"{row['ratio']:.1f}x", f"{row['bytes']:,}", *rates, above, latency])
     head = ("model", "smaller", "bytes", "phonemes wrong, %", "words wrong, %", "points above float", "ms a word")
     about = (
         f"{data['steps']} steps of training, minutes on one core. What was trained is compared with the float model "
         "trained with the same data and steps, on the same words. ± is a 95% interval over words."
     )
+    trained = [row for row in data["rows"] if row["kind"] == "trained"]
+    several = sorted({row["target"] for row in trained if row.get("seed")})
+    for target in several:
+        found = [f"{row['above']:+.2f}" for row in trained if row["target"] == target]
+        about += f" At {target:g} times, {len(found)} seeds give {', '.join(found)}."
     return f"{table(head, lines)}\n\n{about}"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.formats.modes import factorize
     from kronecell.nn.cells import GRUCell, LSTMCell
     from kronecell.nn.counting import count
+    from kronecell.nn.embedding import TensorEmbedding
     from kronecell.nn.freeze import freeze
     from kronecell.nn.linear import TensorLinear
     from kronecell.nn.quantize import dequantize, quantize
@@ -49,6 +50,7 @@ _CONTENTS = {
     "nn.counting": ("count",),
     "plans.counting": ("Cost",),
     "nn.linear": ("TensorLinear",),
+    "nn.embedding": ("TensorEmbedding",),
     "nn.rates": ("param_groups",),
     "nn.rnn": ("GRU", "LSTM"),
     "nn.freeze": ("freeze",),
@@ -97,6 +99,7 @@ __all__ = [
     "RankError",
     "ShapeError",
     "SparsitySchedule",
+    "TensorEmbedding",
     "TensorLinear",
     "Tucker",
     "VideoClassifier",

@@ -153,7 +153,7 @@ def _inspected(matrix: Any, size: int) -> dict[str, Any]:
             rank = min(int(matrix.params / by / one), most)
             if rank >= 1:
                 found.append(spectrum.loss(rank, shared or matrix.gates == 1) ** 0.5)
-        errors[f"{by}x"] = None if matrix.is_compressed or matrix.is_table else min(found, default=None)
+        errors[f"{by}x"] = None if matrix.is_compressed else min(found, default=None)
     bits = {str(n): None if matrix.is_compressed else rounding_loss(matrix, n, None)[0] ** 0.5 for n in SHOWN_BITS}
     return {
         "name": matrix.name,
@@ -173,7 +173,7 @@ def _options(matrix: Any, ratio: float) -> list[dict[str, Any]]:
     """Every kind of format at about this ratio."""
     from kronecell.compress.suggest import KINDS, largest_within, mode_choices
 
-    if matrix.is_compressed or matrix.is_table:
+    if matrix.is_compressed:
         return []
     limit = int(matrix.M * matrix.N / ratio)
     options = []
@@ -222,7 +222,7 @@ def _calibration(path: Path, model: Any, rules: dict[str, str] | None) -> dict[s
     tensor = torch.from_numpy(np.ascontiguousarray(array)).float()
     found = {}
     for matrix in matrices_of(model):
-        first = matrix.part in ("weight", "weight_ih") and matrix.layer == 0
+        first = matrix.part in ("weight", "weight_ih") and matrix.layer == 0 and not matrix.is_table
         matched = rules is None or any(
             other.matched_by(p) for p in rules for other in matrices_of(model) if other.module == matrix.module
         )

@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 from kronecell.compress.inputs import call
 from kronecell.errors import KronecellError
 from kronecell.nn.aware import Rounding, ours
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import Bits, Group, is_quantized
 from kronecell.nn.recurrent import Recurrent
@@ -287,7 +288,7 @@ class _Task:
         groups: dict[float, list[Tensor]] = {}
         seen: set[int] = set()
         for part in self.student.modules():
-            if isinstance(part, TensorLinear):
+            if isinstance(part, (TensorLinear, TensorEmbedding)):
                 with torch.no_grad():
                     dense = float(part.dense_weight().square().mean().sqrt())
                 factors = part.factors()

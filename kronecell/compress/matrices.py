@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kronecell.errors import KronecellError
 from kronecell.nn.cells import GRUCell, LSTMCell
+from kronecell.nn.embedding import TensorEmbedding, is_compressible
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import bytes_of
 from kronecell.nn.quantized import Integers, QuantizedEmbedding, QuantizedLinear
@@ -24,6 +25,7 @@ RECURRENT: dict[type[nn.Module], type[Recurrent]] = {
     LSTM: LSTM, GRU: GRU, LSTMCell: LSTMCell, GRUCell: GRUCell,
 }  # fmt: skip
 WILD = frozenset("*?[")
+TABLES = (nn.Embedding, TensorEmbedding, QuantizedEmbedding)
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,16 @@ class Matrix:
     @property
     def is_table(self) -> bool:
         """Whether rows are looked up and not multiplied."""
-        return isinstance(self.owner, (nn.Embedding, QuantizedEmbedding))
+        return isinstance(self.owner, TABLES)
+
+    @property
+    def takes_format(self) -> bool:
+        """Whether a format can stand for it: not for a table whose rows mean more."""
+        return not isinstance(self.owner, nn.Embedding) or is_compressible(self.owner)
 
     def parts(self) -> list[Any]:
         """What holds the weights: one parameter or layer per direction."""
-        if isinstance(self.owner, (TensorLinear, Integers)):
+        if isinstance(self.owner, (TensorLinear, TensorEmbedding, Integers)):
             return [self.owner]
         return [getattr(self.owner, name) for name in self.weight_names]
 
@@ -124,6 +131,8 @@ def stored(part: Tensor | nn.Module) -> tuple[int, int]:
     """Parameters and bytes of a weight, of its factors or of its integers, biases not counted."""
     if isinstance(part, Integers):
         return part.num_weights, part.num_bytes
+    if isinstance(part, TensorEmbedding):
+        return part.num_params, bytes_of(part)
     if isinstance(part, TensorLinear):
         params = sum(tensor.numel() for tensor in part.factors().values())
         params += 0 if part.sparse is None else part.sparse.size.num_values
@@ -144,7 +153,7 @@ def matrices_of(model: nn.Module) -> list[Matrix]:
         layer: Any = module
         if kind in (nn.Linear, QuantizedLinear) or (kind is TensorLinear and layer.gates == 1):
             found.append(Matrix(name, "weight", 0, layer.in_features, layer.out_features, 1, 1, module))
-        elif kind in (nn.Embedding, QuantizedEmbedding):
+        elif kind in TABLES:
             found.append(Matrix(name, "weight", 0, layer.num_embeddings, layer.embedding_dim, 1, 1, module))
         elif kind in RECURRENT:
             inside.append(name)
@@ -187,7 +196,7 @@ def dense(model: nn.Module) -> nn.Module:
 
 
 def _with_dense(module: nn.Module) -> nn.Module:
-    if isinstance(module, (Recurrent, TensorLinear)):
+    if isinstance(module, (Recurrent, TensorLinear, TensorEmbedding)):
         plain: nn.Module = module.to_dense()
         return plain
     for name, child in [*module.named_children()]:

@@ -25,7 +25,7 @@ from kronecell.compress.matrices import Matrix, check_untied, dense, matrices_of
 from kronecell.compress.ranks import SMALL, Free, distribute, smallest_within, with_candidates
 from kronecell.compress.replace import Choice, replace
 from kronecell.compress.report import Plan, Report, measure
-from kronecell.compress.sensitivity import sensitivities
+from kronecell.compress.sensitivity import sensitivities, trained_answers
 from kronecell.errors import KronecellError, ShapeError
 from kronecell.formats import FORMATS, Format, Recipe
 from kronecell.formats.recipes import layer_formats
@@ -37,7 +37,6 @@ FIT: dict[str, Any] = {"starts": 0, "sweeps": 40, "tolerance": 1e-4}
 KINDS = ("lowrank", "tt", "kcp")  # what is tried for a budget or an error without a rule
 CLOSED = ("lowrank",)  # and for a size, where bits are tried with each
 BITS = (8, 6, 5, 4, 3)
-LEARNT = 0.2  # of the loss by rounding stays after training, while what a format cuts off stays (benchmarks/g2p.py)
 TRIES = 6  # of meeting a size in bytes: what integers need is only known when they are made
 
 
@@ -74,8 +73,8 @@ def compress(
     rows         rows of x for which latency is measured
     fit_options  go to `Format.from_dense`: sweeps, tolerance, starts, max_memory
 
-    Without rules every LSTM and GRU (W and U), their cells and every Linear is matched (and every Embedding, for its
-    bits), and a budget, size or error is needed. What is compressed already stays as it is unless a rule names it.
+    Without rules every LSTM and GRU (W and U), their cells, every Linear and every Embedding is matched, and a budget,
+    size or error is needed. What is compressed already stays as it is unless a rule names it.
 
     >>> model, report = compress(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), {"0": "tt:r=2"})
     >>> report.layers[0].params_after < report.layers[0].params_before
@@ -180,8 +179,7 @@ def _compressed(
         inputs = record(model, [matrix for matrix, _ in matched], calibration, progress)
     fixed, free = _sorted(matched, wanted)
     plan = Plan(
-        [matrix for matrix, _ in matched if not matrix.is_table or wanted.size],
-        inputs, _params(model), bytes_of(model), {},
+        [matrix for matrix, _ in matched], inputs, _params(model), bytes_of(model), {},
     )  # fmt: skip
     if wanted.error is not None:
         found = [(f.matrix, smallest_within(f, wanted.error, inputs.get(f.matrix.name), seed, progress)) for f in free]
@@ -191,9 +189,9 @@ def _compressed(
     else:
         chosen = fixed
     if wanted.budget is not None and free:
-        stored = sum(matrix.stored_params for matrix in matrices_of(model) if not matrix.is_table)
-        if wanted.rules is not None:
-            stored = sum(matrix.stored_params for matrix, _ in matched)
+        stored = sum(matrix.stored_params for matrix, _ in matched)
+        if wanted.rules is None:
+            stored += sum(matrix.stored_params for matrix in matrices_of(model) if matrix.is_compressed)
         kept = stored - sum(matrix.stored_params for matrix, _ in matched)
         spent = sum(candidate.params for _, candidate in fixed) + kept
         allowed = wanted.amount(stored) - spent
@@ -230,7 +228,6 @@ def _sized(
 ) -> tuple[nn.Module, Plan]:
     """Formats and bits for a number of bytes, which is met by the model that is made, not by the estimate."""
     target = wanted.amount(plan.bytes_before)
-    noise = LEARNT if wanted.trained else 1.0
     free = with_candidates(free, wanted.choices, plan.inputs, seed, None, progress)
     for matrix, candidate in fixed:  # a format that a rule gives, as floats or integers
         seen = plan.inputs.get(matrix.name)
@@ -238,6 +235,8 @@ def _sized(
     weights = (
         {} if calibration is None else sensitivities(model, plan.matrices, calibration, plan.inputs, seed, progress)
     )
+    if wanted.trained:
+        weights = trained_answers(weights, plan.inputs)
     allowed = target - plan.bytes_before + sum(entry.matrix.stored_bytes for entry in free)
     if allowed <= 0:
         raise KronecellError(
@@ -246,7 +245,7 @@ def _sized(
         )
     size = 0
     for _ in range(TRIES):
-        chosen = distribute(free, allowed, "bytes", weights, noise)
+        chosen = distribute(free, allowed, "bytes", weights)
         plan.bits.clear()
         plan.bits.update(bits_of(chosen))
         changed = [(matrix, c) for matrix, c in chosen if c.format is not None]
@@ -283,15 +282,18 @@ def _sorted(matched: list[tuple[Matrix, Rule | None]], wanted: Wanted) -> tuple[
     free: list[Free] = []
     total = sum(matrix.params for matrix, _ in matched)
     for matrix, rule in matched:
-        kinds = (CLOSED if wanted.size is not None else KINDS) if rule is None else _kind_only(rule)
+        closed = wanted.size is not None or matrix.is_table
+        kinds = (CLOSED if closed else KINDS) if rule is None else _kind_only(rule)
         if kinds:
             # Structure saves nothing worth having in a small matrix that no rule names; its bits may.
-            alone = matrix.is_table or matrix.is_compressed or (rule is None and matrix.params < SMALL * total)
+            alone = matrix.is_compressed or (
+                rule is None and (matrix.params < SMALL * total or not matrix.takes_format)
+            )
             free.append(Free(matrix, () if alone or kinds == ("dense",) else kinds))
             continue
         assert rule is not None
         rule, shared = _sharing(rule, matrix)
-        (fmt,) = layer_formats(rule, [(matrix.M, matrix.N)], matrix.name, pad=False)
+        (fmt,) = layer_formats(rule, [(matrix.M, matrix.N)], matrix.name, pad=matrix.is_table)
         assert fmt is not None
         params = num_params(matrix, fmt, shared)
         if params >= matrix.params:
@@ -330,7 +332,7 @@ def _match(model: nn.Module, matrices: list[Matrix], wanted: Wanted) -> list[tup
     rules = wanted.rules
     if rules is None:
         uses = tied(model)
-        found = [m for m in matrices if wanted.size is not None or not (m.is_compressed or m.is_table)]
+        found = [matrix for matrix in matrices if wanted.size is not None or not matrix.is_compressed]
         found = [matrix for matrix in found if not uses & {id(part) for part in matrix.parts()}]
         if not found:
             raise KronecellError(
@@ -344,9 +346,6 @@ def _match(model: nn.Module, matrices: list[Matrix], wanted: Wanted) -> list[tup
         if not some:
             _no_match(model, matrices, pattern)
         hits |= {matrix.name: (matrix, rule) for matrix in some}
-    tables = [matrix.name for matrix, rule in hits.values() if matrix.is_table and not _kind_only(rule or "")]
-    if tables and wanted.size is None:
-        raise KronecellError(f"{', '.join(tables)}: an Embedding takes integers (bits, size), but no format")
     return [hits[matrix.name] for matrix in matrices if matrix.name in hits]
 
 
@@ -358,7 +357,7 @@ def _no_match(model: nn.Module, matrices: list[Matrix], pattern: str) -> None:
         kind = type(model.get_submodule(excluded[0])).__name__
         raise KronecellError(
             f"rule {pattern!r} matches {excluded[0]!r}, a {kind}, which cannot be compressed; "
-            f"only torch.nn.LSTM, GRU, their cells and Linear (and kronecell's own) can"
+            f"only torch.nn.LSTM, GRU, their cells, Linear and Embedding (and kronecell's own) can"
         )
     names = sorted(known)
     done = [matrix.name for matrix in matrices if matrix.is_compressed]

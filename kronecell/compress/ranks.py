@@ -40,20 +40,25 @@ class Rung:
     candidate: Candidate
 
     @classmethod
-    def of(cls, candidate: Candidate, unit: str, answer: Answer, noise: float) -> Rung:
-        """The errors of format and rounding add up: they have nothing to do with each other."""
-        loss = answer.cut * candidate.loss + noise * answer.noise * candidate.noise
+    def of(cls, candidate: Candidate, unit: str, answer: Answer) -> Rung:
+        """The errors of format and rounding add up: they have nothing to do with each other.
+
+        Only the first of several factors sees x; what it gives to the others is about uncorrelated.
+        """
+        factors = 1 if candidate.format is None else len(candidate.format.network().parameters)
+        noise = candidate.noise * (answer.left + factors - 1) / factors
+        loss = answer.cut * candidate.loss + answer.noise * noise
         return cls(candidate.cost(unit), loss, candidate)
 
 
 def distribute(
-    free: Sequence[Free], budget: int, unit: str, answers: Mapping[str, Answer] | None = None, noise: float = 1.0
+    free: Sequence[Free], budget: int, unit: str, answers: Mapping[str, Answer] | None = None
 ) -> list[tuple[Matrix, Candidate]]:
-    """One candidate per matrix within a common budget of parameters or bytes; `noise` is how much rounding counts."""
+    """One candidate per matrix within a common budget of parameters or bytes."""
     hulls: list[list[Rung]] = []
     for entry in free:
         answer = (answers or {}).get(entry.matrix.name, Answer())
-        hull = _hull([Rung.of(c, unit, answer, noise) for c in entry.candidates if c.cost(unit) <= budget])
+        hull = _hull([Rung.of(c, unit, answer) for c in entry.candidates if c.cost(unit) <= budget])
         if not hull:
             small = min(entry.candidates, key=lambda c: c.cost(unit))
             raise RankError(

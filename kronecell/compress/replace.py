@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kronecell.compress.candidates import Candidate
 from kronecell.compress.matrices import RECURRENT, Matrix
 from kronecell.nn.convert import arguments_of
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
 
@@ -30,6 +31,11 @@ def replace(
         new: nn.Module
         if isinstance(trained, (nn.Linear, TensorLinear)):
             new = _linear(trained, *choices[0], inputs, options)
+        elif isinstance(trained, (nn.Embedding, TensorEmbedding)):
+            table = trained.to_dense() if isinstance(trained, TensorEmbedding) else trained
+            fmt = choices[0][1].format
+            assert fmt is not None
+            new = TensorEmbedding.from_dense(table, fmt, **options)
         else:
             new = _recurrent(trained, choices, inputs, options)
         if not name:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kronecell.compress.matrices import Matrix, stored
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.hidden import macs_of
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import bytes_of
@@ -154,6 +155,8 @@ def _layer(matrix: Matrix, parts: list[Any], X: Tensor | None, rows: int) -> Lay
         if isinstance(part, TensorLinear):
             # U runs inside the recurrence, split or dense, and not by the plan of a layer.
             macs += macs_of(part)[0] if matrix.part == "weight_hh" else executed_macs(part.plan(rows))
+        elif isinstance(part, TensorEmbedding):
+            macs += part.lookup.macs
         else:
             macs += 0 if matrix.is_table else W.numel()
         new = part.dense_weight() if isinstance(plain, nn.Module) else plain
@@ -184,7 +187,7 @@ def _layer(matrix: Matrix, parts: list[Any], X: Tensor | None, rows: int) -> Lay
 
 def _format_text(part: Any) -> str:
     """Format, sharing and bits of what is stored."""
-    words = [f"{part.format}" if isinstance(part, TensorLinear) else "dense"]
+    words = [f"{part.format}" if isinstance(part, (TensorLinear, TensorEmbedding)) else "dense"]
     words += ["shared"] if isinstance(part, TensorLinear) and part.shared else []
     integers = sorted({each.bits for each in part.modules() if isinstance(each, Integers)} if _is(part) else ())
     words += [f"{'/'.join(map(str, integers))} bits"] if integers else []

@@ -35,6 +35,9 @@ SHARED_LAYERS = either(many(text(20), most=64), truth, many(SHARED, most=1000))
 ORDER = either(text(40), many(anything, most=64, least=1))
 
 LINEAR = table({"format": FORMAT, "bias": truth, "order": ORDER, "gates": whole(1, 1024), "shared": SHARED}, rest=None)
+EMBEDDING = table(
+    {"format": FORMAT, "num_embeddings": whole(1, MOST_SIZE), "padding_idx": optional(whole(0, MOST_SIZE))}, rest=None
+)
 FORMATS = many(optional(FORMAT), most=1000)
 LAYER = table(
     {"input_size": whole(1, MOST_SIZE), "hidden_size": whole(1, MOST_SIZE)},
@@ -70,7 +73,12 @@ CELL = table(
     },
     rest=None,
 )
-ARGUMENTS = {"TensorLinear": LINEAR, "LSTM": LAYER, "GRU": LAYER, "LSTMCell": CELL, "GRUCell": CELL}
+ARGUMENTS = {
+    "TensorLinear": LINEAR,
+    "TensorEmbedding": EMBEDDING,
+    **dict.fromkeys(("LSTM", "GRU"), LAYER),
+    **dict.fromkeys(("LSTMCell", "GRUCell"), CELL),
+}
 TENSOR = table({"shape": many(whole(0, MOST_SIZE), most=64), "dtype": one_of(*DTYPES.values())})
 
 

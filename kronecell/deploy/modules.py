@@ -33,6 +33,7 @@ from kronecell.errors import CheckpointError, ShapeError, printable
 from kronecell.formats import Format, parse
 from kronecell.nn.cells import GRUCell, LSTMCell, RecurrentCell
 from kronecell.nn.convert import arguments_of
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import is_quantized, layout, with_layout, with_report
 from kronecell.nn.recurrent import Recurrent
@@ -44,6 +45,7 @@ INIT_VERSION = 1  # raised when the same seed no longer gives the same first wei
 TENSORS, CONFIG = "model.safetensors", "config.json"
 LAYERS: dict[str, type[nn.Module]] = {
     "TensorLinear": TensorLinear,
+    "TensorEmbedding": TensorEmbedding,
     "LSTM": LSTM,
     "GRU": GRU,
     "LSTMCell": LSTMCell,
@@ -167,6 +169,10 @@ def _takes_the_place(description: Mapping[str, Any], old: nn.Module) -> bool:
         fmt = parse(arguments["format"])
         outputs = fmt.N * arguments["gates"]
         return (fmt.M, outputs, arguments["bias"]) == (old.in_features, old.out_features, old.bias is not None)
+    if kind is TensorEmbedding and type(old) is nn.Embedding:
+        width = parse(arguments["format"]).N
+        found = (arguments["num_embeddings"], width, arguments["padding_idx"])
+        return found == (old.num_embeddings, old.embedding_dim, old.padding_idx)
     if kind is None or type(old) is not getattr(kind, "DENSE", None):
         return False
     theirs = arguments_of(old)
@@ -197,6 +203,9 @@ def describe(module: nn.Module) -> dict[str, Any]:
             "gates": module.gates,
             "shared": module.shared,
         }
+    elif isinstance(module, TensorEmbedding):
+        arguments = {name: getattr(module, name) for name in ("num_embeddings", "padding_idx")}
+        arguments["format"] = str(module.format)
     elif isinstance(module, Recurrent):
         names = CELL_ARGUMENTS if isinstance(module, RecurrentCell) else LAYER_ARGUMENTS
         arguments = {name: getattr(module, name) for name in names}

@@ -24,6 +24,7 @@ from kronecell.deploy.onnx_integers import keep_integers
 from kronecell.deploy.onnx_layers import OnnxCell, OnnxLinear, OnnxRecurrent
 from kronecell.errors import CheckpointError, ShapeError
 from kronecell.nn.cells import RecurrentCell
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantize import SMALL, dequantize, is_quantized
 from kronecell.nn.quantized import Integers
@@ -188,7 +189,7 @@ def _with_our_layers(module: nn.Module, densify: bool) -> nn.Module:
     """torch's LSTM and GRU replaced by ours (whose time axis stays dynamic), and with densify ours by dense ones."""
     if isinstance(module, Recurrent):
         return type(module).from_dense(module.to_dense()) if densify else module
-    if isinstance(module, TensorLinear):
+    if isinstance(module, (TensorLinear, TensorEmbedding)):
         return module.to_dense() if densify else module
     if type(module) in (nn.LSTM, nn.GRU):
         return (LSTM if isinstance(module, nn.LSTM) else GRU).from_dense(module)  # type: ignore[arg-type]
@@ -223,6 +224,9 @@ def _dynamic_axes(module: nn.Module, tensors: Sequence[Tensor], streaming: bool)
     if isinstance(module, (TensorLinear, nn.Linear)):
         names = ("batch", "time", *(f"axis{i}" for i in range(2, tensors[0].ndim)))
         return [dict(enumerate(names[: tensors[0].ndim - 1]))]
+    if isinstance(module, (TensorEmbedding, nn.Embedding)):
+        names = ("batch", "time", *(f"axis{i}" for i in range(2, tensors[0].ndim)))
+        return [dict(enumerate(names[: tensors[0].ndim]))]
     return [{0: "batch", 1: "time"} if tensor.ndim >= 3 else {0: "batch"} for tensor in tensors]
 
 
@@ -282,8 +286,9 @@ def _resized(tensors: Sequence[Tensor], axes: Sequence[dict[int, str]], sizes: d
         shape = [sizes[entry[axis]] if axis in entry else size for axis, size in enumerate(tensor.shape)]
         if tensor.is_floating_point():
             resized.append(torch.randn(shape, generator=generator, dtype=tensor.dtype))
-        else:
-            resized.append(torch.zeros(shape, dtype=tensor.dtype))
+        else:  # numbers of classes or rows: those that the example shows to be allowed
+            most = int(tensor.max()) if tensor.numel() else 0
+            resized.append(torch.randint(0, max(most, 0) + 1, shape, generator=generator).to(tensor.dtype))
     return resized
 
 

@@ -6,9 +6,10 @@ from torch import nn
 
 from kronecell.errors import KronecellError
 from kronecell.formats.base import Format, Shared
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.hidden import macs_of
 from kronecell.nn.linear import TensorLinear
-from kronecell.nn.quantized import QuantizedLinear, integer_weights
+from kronecell.nn.quantized import QuantizedEmbedding, QuantizedLinear, integer_weights
 from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.sparse import SparseMatrix
 from kronecell.ops.choose import executed_macs
@@ -61,6 +62,12 @@ def _own(module: nn.Module) -> Cost:
         integers = getattr(module, "quantized", None)
         stored = 0 if integers is None else integer_weights(integers)
         return _matrix(module, numbers + stored, *_linear_macs(module))
+    if isinstance(module, TensorEmbedding):
+        lookup, dense = module.lookup, module.num_embeddings * module.embedding_dim
+        held = module.frozen_table is not None  # dense: a row is copied
+        return Cost(module.num_params, dense, 0 if held else lookup.macs, 0, 0 if held else lookup.hoisted_macs)
+    if isinstance(module, QuantizedEmbedding):
+        return Cost(module.num_weights, module.num_weights, 0, 0)
     if isinstance(module, QuantizedLinear):
         numbers += module.num_weights
         return Cost(numbers, numbers, module.num_weights, module.num_weights)

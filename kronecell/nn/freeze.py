@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from kronecell.errors import ShapeError
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.recurrent import Recurrent
 
@@ -41,16 +42,16 @@ def freeze(module: Module, rows: Sequence[int] = ROWS) -> Module:
     return frozen
 
 
-def _layers(module: nn.Module) -> Iterator[TensorLinear | Recurrent]:
+def _layers(module: nn.Module) -> Iterator[TensorLinear | TensorEmbedding | Recurrent]:
     """Layers of this package; a recurrent one answers for those inside it."""
-    if isinstance(module, (TensorLinear, Recurrent)):
+    if isinstance(module, (TensorLinear, TensorEmbedding, Recurrent)):
         yield module
         return
     for child in module.children():
         yield from _layers(child)
 
 
-def _refreeze(layer: TensorLinear | Recurrent, _: object = None) -> None:
+def _refreeze(layer: TensorLinear | TensorEmbedding | Recurrent, _: object = None) -> None:
     """Compute what is held from the present parameters. A function of the module: a lambda cannot be pickled."""
     layer.frozen = type(layer.frozen)()
     layer.freeze_products(layer.frozen_rows)

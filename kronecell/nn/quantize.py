@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kronecell.errors import PlanError, ShapeError
 from kronecell.nn.cells import GRUCell, LSTMCell
+from kronecell.nn.embedding import TensorEmbedding
 from kronecell.nn.freeze import ROWS
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import Integers, QuantizedEmbedding, QuantizedFactor, QuantizedLinear
@@ -35,6 +36,7 @@ OURS: dict[type[nn.Module], type[Recurrent]] = {
 }
 Group = int | str | None
 Bits = int | Mapping[str, int]
+Factored = TensorLinear | TensorEmbedding | SparseMatrix
 
 
 @dataclass(frozen=True)
@@ -186,14 +188,14 @@ class _Rounding:
                 if integers is not None:
                     delattr(module, part)
                     setattr(module, part, integers)
-        if isinstance(module, TensorLinear):
+        if isinstance(module, (TensorLinear, TensorEmbedding)):
             self.factors(module, name)
-            if module.sparse is not None:
+            if isinstance(module, TensorLinear) and module.sparse is not None:
                 self.factors(module.sparse, _joined(name, "sparse"))
         else:
             for part, child in [*module.named_children()]:
                 setattr(module, part, self.convert(child, _joined(name, part)))
-        if isinstance(module, (TensorLinear, Recurrent)):
+        if isinstance(module, (TensorLinear, TensorEmbedding, Recurrent)):
             hold(module)
         return module
 
@@ -219,7 +221,7 @@ class _Rounding:
             return self.bits
         return next((bits for pattern, bits in [*self.bits.items()][::-1] if _matches(name, pattern)), 0)
 
-    def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
+    def factors(self, layer: Factored, name: str) -> None:
         """The factors of a compressed matrix, or the values of a sparse one, as integers."""
         made: dict[str, QuantizedFactor] = {}
         for part, factor in layer.factors().items():
@@ -253,7 +255,7 @@ def _report(name: str, part: Integers) -> MatrixReport:
     return MatrixReport(name, shape, part.bits, part.group, before, part.num_bytes, part.error)
 
 
-def with_integers(layer: TensorLinear | SparseMatrix, factors: Mapping[str, QuantizedFactor]) -> None:
+def with_integers(layer: Factored, factors: Mapping[str, QuantizedFactor]) -> None:
     """Put factors of integers into a layer; the floats that they stand for are buffers that no file has."""
     if not factors:
         return
@@ -263,7 +265,7 @@ def with_integers(layer: TensorLinear | SparseMatrix, factors: Mapping[str, Quan
         layer.register_buffer(name, factor.factor(), persistent=False)
 
 
-def hold(module: TensorLinear | Recurrent) -> None:
+def hold(module: TensorLinear | TensorEmbedding | Recurrent) -> None:
     """Hold products of weights, now and whenever a state dict is loaded."""
     module.of_integers = True  # type: ignore[assignment]
     module.register_load_state_dict_post_hook(_loaded)
@@ -349,7 +351,7 @@ class _Room(_Rounding):
         made.error = how["error"]
         return made
 
-    def factors(self, layer: TensorLinear | SparseMatrix, name: str) -> None:
+    def factors(self, layer: Factored, name: str) -> None:
         made = {}
         for part, factor in layer.factors().items():
             how = self.wanted.get(_joined(name, f"quantized.{part}"))
@@ -374,13 +376,14 @@ def dequantize(module: nn.Module) -> Any:
 def _floats(module: nn.Module) -> nn.Module:
     if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         return module.to_dense()
-    if isinstance(module, TensorLinear):
-        for part in (module, module.sparse) if module.sparse is not None else (module,):
+    if isinstance(module, (TensorLinear, TensorEmbedding)):
+        sparse = getattr(module, "sparse", None)
+        for part in (module, sparse) if sparse is not None else (module,):
             for name, tensor in part.factors().items():
                 if not isinstance(tensor, nn.Parameter):
                     delattr(part, name)
                     part.register_parameter(name, nn.Parameter(tensor))
-            part.quantized = None  # type: ignore[assignment]
+            part.quantized = None
         return _thawed(module)
     for name, child in [*module.named_children()]:
         if isinstance(module, Recurrent) and isinstance(child, QuantizedLinear):
@@ -394,6 +397,9 @@ def _floats(module: nn.Module) -> nn.Module:
 def _thawed(module: Any) -> Any:
     module.frozen = type(module.frozen)()
     module.of_integers = False
+    if isinstance(module, TensorEmbedding):
+        module.frozen_table = None
+        return module.requires_grad_(True)
     for name in [name for name, _ in module.named_buffers(recurse=False) if name.startswith("frozen_")]:
         delattr(module, name)
     return module.requires_grad_(True)

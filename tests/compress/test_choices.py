@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import kronecell as kc
 from kronecell.compress.matrices import matrices_of
+from kronecell.compress.sensitivity import left_of_rounding
 from kronecell.nn.quantize import bytes_of
 
 
@@ -189,7 +190,6 @@ def test_every_matrix_of_every_layer_and_cell_is_found() -> None:
         ({"size": 0.5, "bits": 2}, "from 3 to 8"),
         ({"budget": 0.5, "bits": (4, 8)}, "need a size"),
         ({"size": 0.5, "budget": 0.5}, "not both"),
-        ({"rules": {"table": "lowrank:r=2"}}, "an Embedding takes integers"),
     ],
 )
 def test_what_cannot_be_met_is_refused(options: dict[str, object], message: str) -> None:
@@ -197,3 +197,32 @@ def test_what_cannot_be_met_is_refused(options: dict[str, object], message: str)
         kc.compress(speller(16), **options)  # type: ignore[arg-type]
     with pytest.raises(kc.KronecellError, match="holds integers already"):
         kc.compress(kc.quantize(speller()), size=0.5)
+
+
+def test_rounding_counts_less_where_training_follows_and_weights_can_answer_for_each_other() -> None:
+    """Rounded one after the other, each weight takes back what it can of those before: the rule says what is left."""
+    generator = torch.Generator().manual_seed(0)
+    X, mix = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((400, 24), (24, 24)))
+    X = X @ mix
+    W = torch.randn(24, 500, generator=generator, dtype=torch.float64)
+    R = torch.linalg.cholesky(X.mT @ X).mT  # |X E| = |R E|
+    errors = {}
+    for taken_back in (False, True):
+        Q = W.clone()
+        for i in reversed(range(24)):
+            answer = R[i, i + 1 :] @ (W - Q)[i + 1 :] / R[i, i] if taken_back else 0
+            Q[i] = (8 * (W[i] + answer)).round() / 8
+        errors[taken_back] = float((X @ (W - Q)).square().sum())
+    assert errors[True] < 0.6 * errors[False]
+    assert left_of_rounding(X) == pytest.approx(errors[True] / errors[False], rel=0.2)
+    assert left_of_rounding(torch.eye(24)) == pytest.approx(1)
+    assert left_of_rounding(torch.zeros(5, 24)) == 1
+
+
+def test_where_training_follows_no_fewer_numbers_are_kept() -> None:
+    """Training makes good what rounding did, not what was cut off: bytes go to ranks before they go to bits."""
+    net, x = speller(), words(32)
+    training = {"steps": 1, "lr": 0.0}
+    _, plain = kc.compress(net, size=0.12, calibration=x)
+    _, trained = kc.compress(net, size=0.12, calibration=x, train=[x], training=training)
+    assert trained.params_after >= plain.params_after
