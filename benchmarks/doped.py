@@ -32,7 +32,7 @@ from benchmarks.timing import interleave
 from kronecell.deploy.atomic import write_atomically
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-RATES = (1e-3, 3e-3, 8e-3)
+RATES = (4e-4, 1e-3, 3e-3, 8e-3, 2e-2)
 TASKS = {
     "text": Task("text", 128, 256, 32, 1500, 16, 700, 4e-3),
     "digits": Task("digits", 40, 128, 64, 800, 64, 400, 3e-3),
@@ -46,7 +46,7 @@ SHARES = (0.8, 0.4, 0.15)  # of a doped or hybrid format's bytes that are the sp
 MAIN = ("lowrank", "pruned", "doped lowrank")  # at all ratios, with all seeds
 OTHERS = ("hybrid lowrank", "tt", "doped tt", "doped lowrank, dropout", "doped tt, dropout")
 MORE = ("kp", "doped kp", "tr", "doped tr")
-SCRATCH = ("dense", "lowrank", "pruned", "doped lowrank", "doped lowrank, dropout", "tt", "doped tt", "doped tt, dropout")
+SCRATCH = ("dense", *MAIN, "doped lowrank, dropout", "tt", "doped tt", "doped tt, dropout")
 LATE = ("kcp", "doped kcp")
 VARIANTS = ("dense", *MAIN, *OTHERS, *MORE, *LATE)
 Key = tuple[str, str, str, int, float, int]  # task, start, variant, bits, ratio, seed
@@ -130,18 +130,20 @@ class Work:
     def chosen(self, name: str, variant: str, bits: int) -> tuple[float, float]:
         """Rate and share of a variant: the best on validation data, at ten times fewer bytes, after a short training.
 
-        Of the rates the middle one is tried first, then the higher one, and where that is worse the lower one. The
-        share is chosen for each number of bits, because an index weighs more beside a value of one byte.
+        The search goes from the middle rate up as long as that helps, or else down. Both are chosen for each number of
+        bits: with integers there are more values, and an index weighs more beside them.
         """
-        low, middle, high = RATES
-        first = self.trial(name, variant, 32, middle, SHARES[0])
-        if variant == "dense" or self.trial(name, variant, 32, high, SHARES[0]) >= first:
-            rate = low if self.trial(name, variant, 32, low, SHARES[0]) < first else middle
-        else:
-            rate = high
-        if variant.split(" ")[0] not in ("doped", "hybrid"):
-            return rate, SHARES[0]
-        return rate, min(SHARES, key=lambda share: self.trial(name, variant, bits, rate, share))
+        shares = SHARES if variant.split(" ")[0] in ("doped", "hybrid") else SHARES[:1]
+        first = shares[len(shares) // 2]
+
+        def loss(at: int) -> float:
+            return self.trial(name, variant, bits, RATES[at], first) if 0 <= at < len(RATES) else math.inf
+
+        at = len(RATES) // 2
+        way = 1 if loss(at + 1) < loss(at) else -1
+        while loss(at + way) < loss(at):
+            at += way
+        return RATES[at], min(shares, key=lambda share: self.trial(name, variant, bits, RATES[at], share))
 
     def trial(self, name: str, variant: str, bits: int, rate: float, share: float) -> float:
         """The validation loss."""
@@ -162,7 +164,9 @@ class Work:
         """One network from its start to the test data."""
         name, start, variant, bits, ratio, seed = key
         task, data = self.tasks[name], self.data(name)
+        searched = bits if ratio <= 10 else 32  # integers at forty times have as few values as floats at ten
         rate, share = self.chosen(name, variant.partition(",")[0], bits)
+        rate = rate if searched == bits else self.chosen(name, variant.partition(",")[0], searched)[0]
         if start == "dense":
             dense, steps, batch = self.start(name, seed), task.more, task.more_batch
         else:
