@@ -19,7 +19,7 @@ from kronecell.nn.quantized import QuantizedFactor
 from kronecell.nn.sparse import SparseMatrix
 from kronecell.plans.sparse import Sparse
 
-VALUE_BYTES = {32: 4.0, 8: 1.04}  # with 4% for scales; the page has the bytes that were counted
+VALUE_BYTES = {32: 4.0, 8: 1.04, 6: 0.79}  # with 4% for scales; the page has the bytes that were counted
 FIT = {"sweeps": 2, "joint": False, "starts": 0}  # more would be lost in training
 ROW_INDEX = 2  # bytes of the number of a dense row in a hybrid
 
@@ -121,7 +121,7 @@ class Variant:
         self.masks: Masks | None = None
         self.sparsity: Any = None
         widths = (M, N)
-        value = VALUE_BYTES[min(bits, 32) if bits in VALUE_BYTES else 8]
+        value = VALUE_BYTES[bits]
         if name in ("dense", "pruned"):
             self.formats: list[kc.Format | None] = [None, None]
             rnn = kc.LSTM(M, N)
