@@ -1,13 +1,14 @@
 """Doped formats on real data: spoken digits (accuracy) and characters of plays (perplexity), at equal bytes.
 
-    python -m benchmarks.doped --minutes 40        trains what is missing, in order of importance; run again to go on
-    python -m benchmarks.doped --summary           only writes the page from the runs there are
+    python -m benchmarks.doped --minutes 60        trains what is missing, in order of importance; run again to go on
+    python -m benchmarks.doped --summary           only writes the page and the pictures from the runs there are
 
-An LSTM over log-mel frames, and one over characters, from scratch. W and U of the LSTM are dense, in a structure,
-pruned by magnitude, or a structure with a sparse part, each with the ranks that fill a budget of bytes: values in
-float32, and the indices of sparse parts. Of a doped format's bytes half are the sparse part's. All networks have the
-same data, steps and learning rate; what is reported is that of the last step on data that nothing was chosen on, and
-again in 8 bits.
+An LSTM over log-mel frames, and one over characters. A dense network is trained first. Every variant starts from it and
+is trained on for the same steps, with the same data: dense, as a structure fitted to it, pruned by magnitude, a
+structure with some dense rows (hybrid), or a structure with a sparse part (doped), which starts as all that the
+structure leaves. Sizes are those that fill a budget of bytes, with indices and scales: values in float32, or integers
+of 8 bits, rounded after training. The learning rate of every variant, and the share of bytes of its sparse part, are
+chosen on validation data at ten times fewer bytes, after half of the steps; test data are read once a run, at its end.
 """
 
 from __future__ import annotations
@@ -16,390 +17,248 @@ import argparse
 import math
 import sys
 import time
-import wave
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
 
 import kronecell as kc
-from benchmarks.results import RESULTS, Options, machine, table, write
-from kronecell.formats.places import gaps_of, largest_places
-from kronecell.formats.recipes import recipe_modes
-from kronecell.plans.sparse import Sparse
-from kronecell.training.intervals import wilson
+from benchmarks.doped_data import Digits, Network, Task, Text
+from benchmarks.doped_models import Variant, bytes_of_weights, timed_model
+from benchmarks.doped_page import draw, page
+from benchmarks.results import RESULTS, Options, machine, write
+from benchmarks.timing import interleave
+from kronecell.deploy.atomic import write_atomically
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-SHARE = 0.5  # of a doped format's bytes that are the sparse part's
-STRUCTURES = ("lowrank", "kcp", "tt", "tr")
-VARIANTS = (
-    "dense", "lowrank", "pruned", "doped lowrank", "kcp", "tt", "tr", "doped kcp", "doped tt", "doped tr",
-    "doped lowrank, no dropout", "doped lowrank, blocks",
-)  # fmt: skip
-RATIOS = (10, 20, 40, 5)
-SEEDS = 3
-
-
-@dataclass(frozen=True)
-class Task:
-    """Sizes of a network and of its training."""
-
-    name: str
-    inputs: int
-    hidden: int
-    batch: int
-    steps: int
-    rate: float
-
-
+RATES = (4e-4, 1e-3, 3e-3, 8e-3, 2e-2)
 TASKS = {
-    "digits": Task("digits", 40, 128, 64, 320, 3e-3),
-    "text": Task("text", 128, 256, 32, 400, 3e-3),
+    "text": Task("text", 128, 256, 32, 1500, 16, 700, 4e-3),
+    "digits": Task("digits", 40, 128, 64, 800, 64, 400, 3e-3),
 }
-TINY = {"digits": Task("digits", 40, 64, 4, 4, 3e-3), "text": Task("text", 64, 64, 2, 4, 3e-3)}
+TINY = {
+    "text": Task("text", 64, 64, 2, 4, 2, 4, 3e-3),
+    "digits": Task("digits", 40, 64, 4, 4, 4, 4, 3e-3),
+}
+SEARCH_STEPS = 200
+SHARES = (0.8, 0.4, 0.15)  # of a doped or hybrid format's bytes that are the sparse part's
+MAIN = ("lowrank", "pruned", "doped lowrank")  # at all ratios, with all seeds
+OTHERS = ("hybrid lowrank", "tt", "doped tt")
+DROPOUT = "doped lowrank, dropout"
+SCRATCH = ("dense", "lowrank", "tt", "doped lowrank", DROPOUT, "pruned")
+MORE = ("kp", "doped kp", "tr", "doped tr", "kcp", "doped kcp")
+Key = tuple[str, str, str, int, float, int]  # task, start, variant, bits, ratio, seed
 
 
-# Data ----------------------------------------------------------------------------------------------------------------
+def runs() -> Iterator[Key]:
+    """All runs, the most important first. A dense network has no ratio: its sizes are those of its bits."""
+
+    def dense(task: str, seed: int) -> Iterator[Key]:
+        yield task, "dense", "dense", 32, 1, seed
+
+    def each(task: str, variants: Sequence[str], bits: int, ratio: float, seed: int) -> Iterator[Key]:
+        yield from ((task, "dense", variant, bits, ratio, seed) for variant in variants)
+
+    for task in TASKS:
+        yield from (*dense(task, 0), *each(task, MAIN, 8, 10, 0), *each(task, (*MAIN, DROPOUT), 32, 10, 0))
+    for bits, ratio in ((8, 20), (32, 20), (8, 40)):
+        yield from (key for task in TASKS for key in each(task, MAIN, bits, ratio, 0))
+    yield from each("text", MAIN, 6, 10, 0)
+    for seed in (1, 2):
+        yield from (*dense("digits", seed), *each("digits", MAIN, 8, 10, seed), *each("digits", MAIN, 32, 10, seed))
+    yield from (*dense("text", 1), *each("text", MAIN, 8, 10, 1), *each("text", MAIN, 32, 10, 1))
+    yield from (*each("digits", OTHERS, 8, 10, 0), *each("digits", OTHERS, 32, 10, 0))
+    yield from (("digits", "scratch", variant, 32, 10, 0) for variant in SCRATCH)
+    yield from (*each("text", OTHERS, 32, 10, 0), *each("text", OTHERS, 8, 10, 0))
+    yield from (*dense("text", 2), *each("text", MAIN, 8, 10, 2), *each("text", MAIN, 32, 10, 2))
+    for bits, ratio in ((32, 5), (32, 40)):
+        yield from (key for task in TASKS for key in each(task, MAIN, bits, ratio, 0))
+    for task in ("digits", "text"):
+        yield from (*each(task, MORE, 8, 10, 0), *each(task, MORE, 32, 10, 0))
+    yield from (("digits", "scratch", variant, 32, 10, seed) for seed in (1, 2) for variant in SCRATCH)
 
 
-def log_mel(samples: np.ndarray, rate: int = 8000, bands: int = 40, size: int = 256, hop: int = 80) -> np.ndarray:
-    """Logarithms of the energies in mel bands, (frames, bands), for frames of 32 ms every 10 ms."""
-    samples = np.pad(samples, (0, max(0, size - len(samples))))
-    starts = np.arange(0, len(samples) - size + 1, hop)
-    frames = samples[starts[:, None] + np.arange(size)] * np.hanning(size)
-    power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
-    edges = 700 * (np.exp(np.linspace(0, np.log1p(rate / 2 / 700), bands + 2)) - 1)
-    frequencies = np.fft.rfftfreq(size, 1 / rate)
-    up = (frequencies - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
-    down = (edges[2:, None] - frequencies) / (edges[2:] - edges[1:-1])[:, None]
-    filters = np.maximum(0, np.minimum(up, down))
-    return np.log(power @ filters.T + 1e-6).astype(np.float32)
+def name_of(key: Key) -> str:
+    task, start, variant, bits, ratio, seed = key
+    how = "" if start == "dense" else "from scratch, "
+    return f"{task}/{how}{variant}/{bits} bits/{ratio:g}x/seed {seed}"
 
 
-class Digits:
-    """Recordings 0 to 4 of every digit and speaker test, the others train; at most 100 frames each."""
+class Work:
+    """What all runs share: results so far, data, dense networks."""
 
-    classes = 10
+    def __init__(self, options: Options, data: Path, folder: Path, minutes: float) -> None:
+        self.options, self.source, self.folder = options, data, folder
+        self.until = time.monotonic() + 60 * minutes
+        self.tasks = TINY if options.quick else TASKS
+        self.kept: dict[str, Any] = options.read("doped") or {}
+        for part in ("runs", "search", "starts", "latency"):
+            self.kept.setdefault(part, {})
+        self.loaded: dict[str, Any] = {}
+        self.dense: dict[tuple[str, int], Network] = {}
 
-    def __init__(self, folder: Path, most: int | None = None) -> None:
-        self.train: list[tuple[Tensor, int]] = []
-        self.test: list[tuple[Tensor, int]] = []
-        for path in sorted(folder.glob("*.wav"))[:: 1 if most is None else 7][:most]:
-            digit, _, number = path.stem.split("_")
-            with wave.open(str(path)) as file:
-                samples = np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16) / 32768.0
-            frames = torch.from_numpy(log_mel(samples))[:100]
-            (self.test if int(number) < 5 else self.train).append((frames, int(digit)))
-        everything = torch.cat([frames for frames, _ in self.train])
-        mean, std = everything.mean(0), everything.std(0)
-        self.train, self.test = ([((x - mean) / std, y) for x, y in part] for part in (self.train, self.test))
+    def say(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
-    def batches(self, task: Task, seed: int) -> Iterator[Any]:
-        """Endless."""
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            order = torch.randperm(len(self.train), generator=generator)
-            for chosen in order.split(task.batch)[: max(1, len(order) // task.batch)]:
-                some = [self.train[i] for i in chosen.tolist()]
-                yield pack_sequence([x for x, _ in some], enforce_sorted=False), torch.tensor([y for _, y in some])
+    def data(self, task: str) -> Any:
+        if task not in self.loaded:
+            quick = self.options.quick
+            self.loaded[task] = (
+                Digits(self.source / "digits", 200 if quick else None) if task == "digits"
+                else Text(self.source / "text" / "tinyshakespeare.txt", 20_000 if quick else None)
+            )  # fmt: skip
+        return self.loaded[task]
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(model(x), y)
+    def start(self, name: str, seed: int) -> Network:
+        """The dense network that all variants of a seed start from."""
+        if (name, seed) not in self.dense:
+            task, data = self.tasks[name], self.data(name)
+            torch.manual_seed(seed)
+            model = Network(task, data.classes, kc.LSTM(task.inputs, task.hidden))
+            path = self.folder / f"{name}-{task.steps}-{seed}.pt"
+            if path.exists():
+                model.load_state_dict(torch.load(path))
+            else:
+                seconds = trained(data.batches(task.batch, seed), data, model, None, task.rate, task.steps)
+                write_atomically(path, lambda temporary: torch.save(model.state_dict(), temporary))
+                facts = {part: data.evaluate(model.eval(), part)["score"] for part in ("train", "valid")}
+                self.kept["starts"][f"{name}/seed {seed}"] = facts | {"steps": task.steps, "cpu_seconds": seconds}
+                self.say(f"{name} dense, seed {seed}: {facts}, {seconds} s")
+            self.dense[name, seed] = model.eval()
+        return self.dense[name, seed]
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Accuracy with its 95% interval."""
-        right = 0
-        for first in range(0, len(self.test), 100):
-            some = self.test[first : first + 100]
-            scores = model(pack_sequence([x for x, _ in some], enforce_sorted=False))
-            right += int((scores.argmax(1) == torch.tensor([y for _, y in some])).sum())
-        return {"score": 100 * right / len(self.test), "right": right, "of": len(self.test)}
+    def chosen(self, name: str, variant: str, bits: int) -> tuple[float, float]:
+        """Rate and share of a variant: the best on validation data, at ten times fewer bytes, after a short training.
 
+        The search goes from the middle rate up as long as that helps, or else down. Both are chosen for each number of
+        bits: with integers there are more values, and an index weighs more beside them.
+        """
+        shares = SHARES if variant.split(" ")[0] in ("doped", "hybrid") else SHARES[:1]
+        first = shares[len(shares) // 2]
 
-class Text:
-    """The first 90% of the characters train, the last 10% are for validation, in rows of 500."""
+        def loss(at: int) -> float:
+            return self.trial(name, variant, bits, RATES[at], first) if 0 <= at < len(RATES) else math.inf
 
-    def __init__(self, path: Path, most: int | None = None) -> None:
-        text = path.read_text()
-        letters = sorted(set(text))
-        self.classes = len(letters)
-        numbers = torch.tensor([letters.index(letter) for letter in text[:most]])
-        cut = len(numbers) * 9 // 10
-        self.train, self.test = numbers[:cut], numbers[cut:]
-        self.length = 64
+        at = len(RATES) // 2
+        way = 1 if loss(at + 1) < loss(at) else -1
+        while loss(at + way) < loss(at):
+            at += way
+        return RATES[at], min(shares, key=lambda share: self.trial(name, variant, bits, RATES[at], share))
 
-    def batches(self, task: Task, seed: int) -> Iterator[Any]:
-        """Endless."""
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            starts = torch.randint(len(self.train) - self.length - 1, (task.batch,), generator=generator)
-            rows = self.train[starts[:, None] + torch.arange(self.length + 1)]
-            yield rows.t().contiguous()
+    def trial(self, name: str, variant: str, bits: int, rate: float, share: float) -> float:
+        """The validation loss."""
+        text = f"{name}/{variant}/{bits} bits/rate {rate:g}/share {share:g}"
+        if text not in self.kept["search"]:
+            task, data, steps = self.tasks[name], self.data(name), min(SEARCH_STEPS, self.tasks[name].more)
+            start = self.start(name, 0)
+            torch.manual_seed(0)
+            made = Variant(task, data.classes, variant, bits, 10, share, steps, start)
+            seconds = trained(data.batches(task.more_batch, 0), data, made.model, made, rate, steps)
+            found = data.evaluate(made.finished()[0], "valid")
+            self.kept["search"][text] = {k: found[k] for k in ("loss", "score")} | {"cpu_seconds": seconds}
+            self.say(f"search {text}: {found['score']:.3f}, {seconds} s")
+        loss: float = self.kept["search"][text]["loss"]
+        return loss if math.isfinite(loss) else math.inf
 
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        return F.cross_entropy(model(batch[:-1]).flatten(0, 1), batch[1:].flatten())
+    def run(self, key: Key) -> dict[str, Any]:
+        """One network from its start to the test data."""
+        name, start, variant, bits, ratio, seed = key
+        task, data = self.tasks[name], self.data(name)
+        alone, few = variant.partition(",")[0], bits == 32 or ratio > 10
+        rate, share = self.chosen(name, alone, 32 if bits == 32 else 8)
+        rate = self.chosen(name, alone, 32)[0] if few else rate  # integers at forty times are as few as floats at ten
+        if start == "dense":
+            dense, steps, batch = self.start(name, seed), task.more, task.more_batch
+        else:
+            dense, steps, batch, rate = None, task.steps + task.more, task.batch, task.rate
+        torch.manual_seed(seed)
+        made = Variant(task, data.classes, variant, bits, ratio, share, steps, dense)
+        seconds = trained(data.batches(batch, seed + 100), data, made.model, made, rate, steps)
+        model, size = made.finished()
+        record = {"formats": [str(fmt) for fmt in made.formats], "bytes": size, "ratio": task.dense_bytes / size}
+        record |= {"rate": rate, "share": share, "steps": steps, "cpu_seconds": seconds} | data.evaluate(model, "test")
+        if variant == "dense":  # the same network with fewer bits
+            for fewer in (8, 4, 3):
+                small = kc.quantize(made.model, fewer)
+                record[f"{fewer} bits"] = data.evaluate(small, "test") | {"bytes": bytes_of_weights(small.rnn)}
+        return record
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Perplexity of a character, and the standard error of its logarithm over rows."""
-        width = min(500, len(self.test) // 2)
-        rows = self.test[: len(self.test) // width * width].reshape(-1, width).t()
-        losses = F.cross_entropy(model(rows[:-1]).movedim(2, 1), rows[1:], reduction="none").mean(0)
-        error = float(losses.std()) / len(losses) ** 0.5
-        return {"score": math.exp(float(losses.mean())), "error_of_log": error, "of": len(losses)}
+    def document(self) -> dict[str, Any]:
+        """All that is known, as the result file has it."""
+        kept = {part: self.kept[part] for part in ("starts", "search", "runs", "latency")}
+        return {"machine": machine(), "tasks": {name: vars(task) for name, task in self.tasks.items()}, **kept}
 
-
-# Networks ------------------------------------------------------------------------------------------------------------
-
-
-class Network(nn.Module):
-    """Characters are embedded; frames are read as they are. A class for the last state, or for every step."""
-
-    def __init__(self, task: Task, classes: int, rnn: nn.Module) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(classes, task.inputs) if task.name == "text" else None
-        self.rnn = rnn
-        self.head = nn.Linear(task.hidden, classes)
-
-    def forward(self, x: Any) -> Tensor:
-        if self.embed is not None:
-            return self.head(self.rnn(self.embed(x))[0])
-        return self.head(self.rnn(x)[1][0][-1])
-
-
-def budget_format(kind: str, M: int, N: int, gates: int, budget: float) -> kc.Format:
-    """The largest ranks of a structure whose values take at most this many bytes."""
-    m, n = recipe_modes(kind, M, N)
-    make: dict[str, Callable[[int], kc.Format]] = {
-        "lowrank": lambda r: kc.LowRank(m, n, r, clip=True),
-        "tt": lambda r: kc.TT(m, n, r, clip=True),
-        "tr": lambda r: kc.TR(m, n, r, clip=True),
-        "kcp": lambda r: kc.KCP(m, n, K=r, CA=4, CB=2, tie="all", clip=True),
-    }
-    best = make[kind](1)
-    for rank in range(2, 400):
-        fmt = make[kind](rank)
-        if fmt == best or 4 * fmt.params(gates) > budget:  # clipped, or too large
-            break
-        best = fmt
-    return best
+    def write(self) -> None:
+        document = self.document()
+        write(self.options, "doped", document, page(document, (__doc__ or "").split("\n\n")[2].replace("\n", " ")))
 
 
-def stored_bytes(fmt: kc.Format, gates: int) -> int:
-    sparse = fmt.sparse(gates)
-    return 4 * fmt.params(gates) + (0 if sparse is None else sparse.index_bytes)
-
-
-def format_of(variant: str, M: int, N: int, gates: int, budget: float) -> kc.Format:
-    """The format of a variant for one matrix."""
-    name, _, option = variant.partition(", ")
-    kind = name.removeprefix("doped ")
-    if kind == name:
-        return budget_format(kind, M, N, gates, budget)
-    structure = budget_format(kind, M, N, gates, (1 - SHARE) * budget)
-    left = max(0.0, budget - 4 * structure.params(gates))
-    block = 16 if option == "blocks" else 1
-    width = 1 if left / budget > 0.2 else 2
-    density = left / (4 + width / block) / (gates * M * N)
-    fmt = kc.Doped(structure, density, block)
-    while density > 1e-6 and stored_bytes(fmt, gates) > budget:
-        density *= 0.98
-        fmt = kc.Doped(structure, density, block)
-    return fmt
-
-
-class Pruning:
-    """Magnitude pruning of W and U of an nn.LSTM by the same schedule."""
-
-    def __init__(self, rnn: nn.LSTM, schedule: kc.SparsitySchedule, ratio: float) -> None:
-        self.schedule, self.ratio, self.steps = schedule, ratio, 0
-        self.parts = [(w, torch.ones_like(w)) for w in (rnn.weight_ih_l0, rnn.weight_hh_l0)]
-
-    def target(self, weight: Tensor) -> Sparse:
-        """As many entries, of five bytes or six, as the budget has."""
-        for width in (5, 6):
-            size = Sparse.of(*weight.shape, 4 / self.ratio / width)
-            if 4 + size.gap_bytes <= width:
-                return size
-        return size
-
-    @torch.no_grad()
-    def step(self, _: object = None) -> None:
-        self.steps += 1
-        if self.schedule.is_due(self.steps):
-            for weight, mask in self.parts:
-                target = self.target(weight)
-                share = target.count / target.places
-                size = Sparse.of(*weight.shape, self.schedule.density(self.steps, share))
-                places = largest_places((weight * mask).abs().flatten(), size)
-                assert int(gaps_of(places, size).min()) > 0
-                mask.zero_().view(-1)[places] = 1
-        for weight, mask in self.parts:
-            weight *= mask
-
-    def bytes(self) -> int:
-        sizes = [self.target(weight) for weight, _ in self.parts]
-        return sum(4 * size.num_values + size.index_bytes for size in sizes)
-
-
-def built(task: Task, classes: int, variant: str, ratio: int, steps: int) -> tuple[Network, Any, int, str]:
-    """A network, what trains its sparse parts, and the bytes and formats of W and U."""
-    M, N = task.inputs, task.hidden
-    dense = 4 * 4 * N * (M + N)
-    rate = 0.0 if "no dropout" in variant else kc.SparsitySchedule(end=1).dropout
-    schedule = kc.SparsitySchedule(
-        begin=steps // 10, end=max(steps // 10 + 1, steps * 6 // 10), every=max(1, steps // 40), dropout=rate
-    )
-    if variant == "dense":
-        return Network(task, classes, kc.LSTM(M, N)), None, dense, "dense"
-    if variant == "pruned":
-        rnn = nn.LSTM(M, N)
-        pruning = Pruning(rnn, schedule, ratio)
-        return Network(task, classes, rnn), pruning, pruning.bytes(), "pruned"
-    formats = [format_of(variant, width, N, 4, 4 * 4 * width * N / ratio) for width in (M, N)]
-    model = Network(task, classes, kc.LSTM(M, N, input_format=formats[0], hidden_format=formats[1]))
-    sparsity = kc.train_sparsity(model, schedule) if variant.startswith("doped") else None
-    return model, sparsity, sum(stored_bytes(fmt, 4) for fmt in formats), " and ".join(map(str, formats))
-
-
-# Runs ----------------------------------------------------------------------------------------------------------------
-
-
-def train(task: Task, data: Any, variant: str, ratio: int, seed: int) -> dict[str, Any]:
-    """One network from scratch; its record."""
-    torch.manual_seed(seed)
+def trained(batches: Iterator[Any], data: Any, model: Any, made: Variant | None, rate: float, steps: int) -> float:
+    """Adam with a cosine; the seconds of processor that it took."""
     started = time.process_time()
-    model, sparsity, size, formats = built(task, data.classes, variant, ratio, task.steps)
-    optimizer = torch.optim.Adam(model.parameters(), lr=task.rate, foreach=False)
-    batches = data.batches(task, seed)
-    for step in range(task.steps):
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, foreach=False)
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = task.rate * 0.5 * (1 + math.cos(math.pi * step / task.steps))
+            group["lr"] = rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.zero_grad(set_to_none=True)
-        loss = data.loss(model.train(), next(batches))
-        loss.backward()
+        data.loss(model.train(), next(batches)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if sparsity is not None:
-            sparsity.step(optimizer)
-    model.eval()
-    record = {"formats": formats, "bytes": size, "parameters": sum(p.numel() for p in model.rnn.parameters())}
-    record |= {"loss": float(loss.detach()), **data.evaluate(model)}
-    if variant != "pruned":
-        small = kc.quantize(model, 8)
-        record["in_8_bits"] = data.evaluate(small) | {"bytes": quantized_bytes(small.rnn)}
-    return record | {"cpu_seconds": round(time.process_time() - started, 1)}
+        if made is not None:
+            made.step(optimizer)
+    return round(time.process_time() - started, 1)
 
 
-def quantized_bytes(rnn: nn.Module) -> int:
-    """Of W and U; biases stay as they are in all networks."""
-    kept = {name: t for name, t in rnn.state_dict().items() if not name.startswith("bias")}
-    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
-
-
-def runs() -> Iterator[tuple[str, str, int, int]]:
-    """Task, variant, ratio, seed; the most important first. A dense network has no ratio."""
-    for seed in range(SEEDS):
-        for ratio in RATIOS:
-            for task in TASKS:
-                for variant in VARIANTS:
-                    if variant == "dense" and ratio != RATIOS[0]:
-                        continue
-                    yield task, variant, 1 if variant == "dense" else ratio, seed
-
-
-def key_of(task: Task, variant: str, ratio: int, seed: int) -> str:
-    return f"{task.name}/{task.steps} steps/{variant}/{ratio}x/seed {seed}"
+def latencies(work: Work) -> None:
+    """Milliseconds of 50 steps at batch 1, one thread, of all variants of the text that were run; in turn."""
+    torch.set_num_threads(1)
+    task, models = work.tasks["text"], {}
+    torch.manual_seed(0)
+    for key in runs():
+        name, start, variant, bits, ratio, seed = key
+        record = work.kept["runs"].get(name_of(key))
+        if name == "text" and not seed and record is not None and start == "dense" and ", " not in variant:
+            model = timed_model(task, variant, bits, ratio, record["share"])
+            if model is not None:
+                models[name_of(key)] = model
+    x = torch.randn(50, 1, task.inputs)
+    with torch.inference_mode():
+        samples = interleave({name: lambda m=m: m(x) for name, m in models.items()}, 1 if work.options.quick else 15)
+    work.kept["latency"] = {name: 1e3 * sorted(times)[len(times) // 4] for name, times in samples.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny networks, a few steps, one run of each kind")
-    parser.add_argument("--summary", action="store_true", help="only write the page")
-    parser.add_argument("--minutes", type=float, default=120.0, help="start no run after so many")
+    parser.add_argument("--summary", action="store_true", help="only write the page and the pictures")
+    parser.add_argument("--latency", action="store_true", help="measure latencies before")
+    parser.add_argument("--minutes", type=float, default=80.0, help="start no run after so many")
     parser.add_argument("--only", default="", help="one task")
-    parser.add_argument("--times", type=int, default=1, help="so many times the steps")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=Path("runs/doped"), help="folder of the dense networks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    for folder in (arguments.results, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
     options = Options(arguments.quick, arguments.results)
-    found = (options.read("doped") or {}).get("runs", {})
-    tasks = TINY if arguments.quick else TASKS
-    loaded: dict[str, Any] = {}
-    started = time.monotonic()
-    for name, variant, ratio, seed in () if arguments.summary else runs():
-        task = replace(tasks[name], steps=tasks[name].steps * arguments.times)
-        key = key_of(task, variant, ratio, seed)
-        if key in found or arguments.only not in ("", name) or (arguments.quick and (seed or ratio not in (1, 10))):
+    work = Work(options, arguments.data, arguments.work, arguments.minutes)
+    for key in () if arguments.summary else runs():
+        task, start, variant, _, ratio, seed = key
+        if name_of(key) in work.kept["runs"] or arguments.only not in ("", task):
             continue
-        if time.monotonic() - started > 60 * arguments.minutes:
+        if arguments.quick and (seed or ratio not in (1, 10) or start != "dense" or "kcp" in variant):
+            continue
+        if time.monotonic() > work.until:
             break
-        if name not in loaded:
-            most = {"digits": 60, "text": 4000} if arguments.quick else {"digits": None, "text": None}
-            make = {"digits": lambda m: Digits(arguments.data / "digits", m),
-                    "text": lambda m: Text(arguments.data / "text" / "tinyshakespeare.txt", m)}  # fmt: skip
-            loaded[name] = make[name](most[name])
-        found[key] = train(task, loaded[name], variant, ratio, seed)
-        print(f"{key}: {found[key]['score']:.3f}, {found[key]['cpu_seconds']} s", file=sys.stderr, flush=True)
-        write(options, "doped", {"machine": machine(), "runs": found}, page(found))
-    write(options, "doped", {"machine": machine(), "runs": found}, page(found))
-
-
-# The page ------------------------------------------------------------------------------------------------------------
-
-
-def page(found: dict[str, dict[str, Any]]) -> str:
-    """Tables of all runs by task and ratio."""
-    lines = ["# Doped formats on real data", "", machine(), "", (__doc__ or "").split("\n\n")[2].replace("\n", " "), ""]
-    for name, steps in sorted({(key.split("/")[0], int(key.split("/")[1].split()[0])) for key in found}):
-        task = replace(TASKS[name], steps=steps)
-        lines += [f"## {name}: {steps} steps of {task.batch}, LSTM({task.inputs}, {task.hidden})", ""]
-        head = ["W and U", "bytes", "fewer", "seeds", unit(name), "in 8 bits", "bytes", "fewer"]
-        rows = []
-        for ratio in (1, *sorted(RATIOS)):
-            for variant in VARIANTS:
-                keys = [key_of(task, variant, ratio, seed) for seed in range(SEEDS)]
-                some = [found[key] for key in keys if key in found]
-                if some:
-                    rows.append(row(name, task, variant, some))
-        lines += [table(head, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def unit(name: str) -> str:
-    return "accuracy" if name == "digits" else "perplexity"
-
-
-def row(name: str, task: Task, variant: str, some: list[dict[str, Any]]) -> list[str]:
-    dense = 16 * task.hidden * (task.inputs + task.hidden)
-    cells = [variant, f"{some[0]['bytes']:,}", f"{dense / some[0]['bytes']:.1f}x", str(len(some)), score(name, some)]
-    small = [record["in_8_bits"] for record in some if "in_8_bits" in record]
-    if not small:
-        return [*cells, "-", "-", "-"]
-    return [*cells, score(name, small), f"{small[0]['bytes']:,}", f"{dense / small[0]['bytes']:.1f}x"]
-
-
-def score(name: str, some: list[dict[str, Any]]) -> str:
-    """The mean over seeds with its 95% interval: over recordings, or over rows of text and seeds."""
-    mean = fmean(record["score"] for record in some)
-    if name == "digits":
-        low, high = wilson(sum(record["right"] for record in some), sum(record["of"] for record in some))
-        return f"{mean:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
-    error = fmean(record["error_of_log"] for record in some)
-    spread = stdev([math.log(record["score"]) for record in some]) / len(some) ** 0.5 if len(some) > 1 else 0.0
-    half = 1.96 * math.hypot(error, spread)
-    return f"{mean:.3f} ({mean * math.exp(-half):.3f} to {mean * math.exp(half):.3f})"
+        record = work.kept["runs"][name_of(key)] = work.run(key)
+        work.say(f"{name_of(key)}: {record['score']:.3f}, {record['ratio']:.2f}x, {record['cpu_seconds']} s")
+        work.write()
+    if arguments.latency:
+        latencies(work)
+    work.write()
+    draw(work.document(), arguments.results)
 
 
 if __name__ == "__main__":

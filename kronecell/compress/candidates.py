@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kronecell.compress.matrices import Matrix
 from kronecell.compress.spectrum import spectrum_of
-from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized
-from kronecell.formats import Format
+from kronecell.compress.suggest import DENSITIES, DOPED, SCREEN_SWEEPS, best_modes, mode_choices, sized
+from kronecell.formats import Doped, Format
 from kronecell.nn.layer_plans import Sharing
 from kronecell.nn.rounding import chosen_group, rounded
 
@@ -38,10 +38,11 @@ class Candidate:
     format: Format | None = None
     shared: Sharing = False
     bits: int = 0
+    indices: int = 0  # bytes of the indices of a sparse part, which integers do not make smaller
 
     def cost(self, unit: str) -> int:
-        """In parameters or bytes."""
-        return self.bytes if unit == "bytes" else self.params
+        """In parameters or bytes; four bytes of indices count as a parameter."""
+        return self.bytes if unit == "bytes" else self.params - -self.indices // 4
 
     def __str__(self) -> str:
         words = ["dense" if self.format is None else str(self.format)]
@@ -65,8 +66,13 @@ def candidates(
     for kind in kinds if not matrix.is_compressed else ():
         if progress is not None:
             progress(f"{matrix.name}: trying {kind}")
-        made = _lowrank(matrix, inputs) if kind == "lowrank" else _fitted(matrix, kind, inputs, seed, most)
-        found += [replace(c, bytes=width * c.params) for c in made]
+        structure = kind.removeprefix(DOPED)
+        if kind == "lowrank":
+            made = _lowrank(matrix, inputs)
+        else:
+            make = _fitted if structure == kind else _doped
+            made = make(matrix, structure, inputs, seed, most)
+        found += [replace(c, bytes=width * c.params + c.indices) for c in made]
     return with_integers(matrix, found, bits, inputs)
 
 
@@ -94,8 +100,36 @@ def _lowrank(matrix: Matrix, inputs: Tensor | None) -> Iterator[Candidate]:
             yield Candidate(params, 0, spectrum.loss(rank, stacked), 0.0, fmt, shared)
 
 
+def num_indices(matrix: Matrix, fmt: Format) -> int:
+    """Bytes of the indices of a sparse part, over all gates and directions."""
+    sparse = fmt.sparse(matrix.gates)
+    return 0 if sparse is None else matrix.copies * sparse.index_bytes
+
+
 def _fitted(matrix: Matrix, kind: str, inputs: Tensor | None, seed: int, most: int | None) -> Iterator[Candidate]:
     """Quick fits of growing size, with the modes that are best for one gate."""
+    for fmt, shared in _sizes(matrix, kind, inputs, seed, most):
+        params = num_params(matrix, fmt, shared)
+        yield Candidate(params, 0, loss_of(matrix, fmt, shared, inputs, seed), 0.0, fmt, shared)
+
+
+def _doped(matrix: Matrix, kind: str, inputs: Tensor | None, seed: int, most: int | None) -> Iterator[Candidate]:
+    """The same fits, each with the largest entries of what it leaves, at every density."""
+    for structure, shared in _sizes(matrix, kind, inputs, seed, most):
+        rests = _rests(matrix, structure, shared, inputs, seed)
+        for density in DENSITIES:
+            fmt = Doped(structure, density)
+            params = num_params(matrix, fmt, shared)
+            if params < matrix.params:
+                left = [fmt.rest(rest, matrix.gates, inputs) for rest in rests]
+                loss = _part(matrix, left, inputs)
+                yield Candidate(params, 0, loss, 0.0, fmt, shared, indices=num_indices(matrix, fmt))
+
+
+def _sizes(
+    matrix: Matrix, kind: str, inputs: Tensor | None, seed: int, most: int | None
+) -> Iterator[tuple[Format, bool]]:
+    """Formats of growing size that save parameters, for gates of their own and for those that share."""
     limit = min(most or matrix.params, matrix.params)
     per_gate = max(1, min(limit, matrix.params // 2) // (matrix.gates * matrix.copies))
     modes = best_modes(kind, matrix.weights()[0][0], inputs, per_gate, seed)
@@ -108,20 +142,35 @@ def _fitted(matrix: Matrix, kind: str, inputs: Tensor | None, seed: int, most: i
             params = num_params(matrix, fmt, shared)
             if fmt == last or params >= matrix.params or params > limit:
                 break
-            yield Candidate(params, 0, loss_of(matrix, fmt, shared, inputs, seed), 0.0, fmt, shared)
+            yield fmt, shared
             last = fmt
 
 
 def loss_of(matrix: Matrix, fmt: Format, shared: Sharing, inputs: Tensor | None, seed: int) -> float:
     """The squared relative error of a quick fit, over all gates and directions."""
-    lost = norm = 0.0
+    return _part(matrix, _rests(matrix, fmt, shared, inputs, seed), inputs)
+
+
+def _rests(matrix: Matrix, fmt: Format, shared: Sharing, inputs: Tensor | None, seed: int) -> list[Tensor]:
+    """What a quick fit leaves of W, for each direction."""
+    rests = []
     for W in matrix.weights():
         target = W[0] if matrix.gates == 1 else W
-        options: dict[str, Any] = {"gates": matrix.gates, "shared": shared, "inputs": inputs}
-        factors, error = fmt.from_dense(target, **options, sweeps=SCREEN_SWEEPS, starts=0, joint=False, seed=seed)
-        error = error if inputs is None else fmt.error(target, factors, **options)
-        square = float((W if inputs is None else inputs.to(W) @ W).double().square().sum())
-        lost, norm = lost + error**2 * square, norm + square
+        options: dict[str, Any] = {"gates": matrix.gates, "shared": shared}
+        quick: dict[str, Any] = {"sweeps": SCREEN_SWEEPS, "starts": 0, "joint": False, "seed": seed}
+        factors, _ = fmt.from_dense(target, inputs=inputs, **options, **quick)
+        rests.append(target - fmt.to_dense(factors, **options))
+    return rests
+
+
+def _part(matrix: Matrix, rests: Sequence[Tensor], inputs: Tensor | None) -> float:
+    """The squared size of what is left, over that of W; on inputs, of what they see of it."""
+    lost = norm = 0.0
+    for W, rest in zip(matrix.weights(), rests, strict=True):
+        seen = [part if inputs is None else inputs.to(part) @ part for part in (rest, W)]
+        lost, norm = (
+            total + float(part.double().square().sum()) for total, part in zip((lost, norm), seen, strict=True)
+        )
     return lost / norm if norm else 0.0
 
 
@@ -135,7 +184,8 @@ def with_integers(
         for candidate in found:
             factors = 1 if candidate.format is None else len(candidate.format.network().parameters)
             if share < 1:
-                made.append(replace(candidate, bytes=int(candidate.bytes * share), noise=factors * loss, bits=number))
+                size = int((candidate.bytes - candidate.indices) * share) + candidate.indices
+                made.append(replace(candidate, bytes=size, noise=factors * loss, bits=number))
     return made
 
 

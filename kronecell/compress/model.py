@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kronecell.compress.candidates import Candidate, num_params, with_integers
+from kronecell.compress.candidates import Candidate, num_indices, num_params, with_integers
 from kronecell.compress.finetune import finetune
 from kronecell.compress.inputs import record
 from kronecell.compress.matrices import Matrix, check_untied, dense, matrices_of, tied
@@ -26,6 +26,7 @@ from kronecell.compress.ranks import SMALL, Free, distribute, smallest_within, w
 from kronecell.compress.replace import Choice, replace
 from kronecell.compress.report import Plan, Report, measure
 from kronecell.compress.sensitivity import sensitivities, trained_answers
+from kronecell.compress.suggest import DOPED
 from kronecell.errors import KronecellError, ShapeError
 from kronecell.formats import FORMATS, Format, Recipe
 from kronecell.formats.recipes import layer_formats
@@ -193,7 +194,7 @@ def _compressed(
         if wanted.rules is None:
             stored += sum(matrix.stored_params for matrix in matrices_of(model) if matrix.is_compressed)
         kept = stored - sum(matrix.stored_params for matrix, _ in matched)
-        spent = sum(candidate.params for _, candidate in fixed) + kept
+        spent = sum(candidate.cost("params") for _, candidate in fixed) + kept
         allowed = wanted.amount(stored) - spent
         if allowed <= 0:
             raise KronecellError(
@@ -295,14 +296,14 @@ def _sorted(matched: list[tuple[Matrix, Rule | None]], wanted: Wanted) -> tuple[
         rule, shared = _sharing(rule, matrix)
         (fmt,) = layer_formats(rule, [(matrix.M, matrix.N)], matrix.name, pad=matrix.is_table)
         assert fmt is not None
-        params = num_params(matrix, fmt, shared)
+        params, indices = num_params(matrix, fmt, shared), num_indices(matrix, fmt)
         if params >= matrix.params:
             raise KronecellError(
                 f"{matrix.name}: {fmt} has {params // matrix.copies:,} parameters, not fewer than the "
                 f"dense {matrix.params // matrix.copies:,}; lower its ranks or leave the layer out"
             )
         width = matrix.weights()[0].element_size()
-        fixed.append((matrix, Candidate(params, width * params, 0.0, 0.0, fmt, shared)))
+        fixed.append((matrix, Candidate(params, width * params + indices, 0.0, 0.0, fmt, shared, indices=indices)))
     if free and wanted.budget is None and wanted.error is None and wanted.size is None:
         names = ", ".join(entry.matrix.name for entry in free)
         raise KronecellError(f"the rule for {names} has no ranks; give them, or a budget or an error to choose them by")
@@ -317,11 +318,12 @@ def _sharing(rule: Rule, matrix: Matrix) -> tuple[Rule, bool]:
 
 
 def _kind_only(rule: Rule) -> tuple[str, ...]:
-    """ "tt" or "tt|kcp" names kinds whose ranks are to be chosen."""
+    """ "tt" or "tt|doped+kcp" names kinds whose ranks (and densities) are to be chosen."""
     if not isinstance(rule, str) or ":" in rule:
         return ()
     kinds = tuple(kind.strip().lower() for kind in rule.split("|"))
-    unknown = [kind for kind in kinds if kind not in FORMATS or (kind == "dense" and len(kinds) > 1)]
+    structures = [kind.removeprefix(DOPED) for kind in kinds]
+    unknown = [kind for kind in structures if kind not in FORMATS or (kind == "dense" and rule != "dense")]
     if unknown:
         raise ShapeError(f"unknown format {', '.join(unknown)} in rule {rule!r}; expected some of {', '.join(FORMATS)}")
     return kinds

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kronecell.compress.candidates import Candidate, candidates, loss_of, num_params, sharings
+from kronecell.compress.candidates import Candidate, candidates, loss_of, num_indices, num_params, sharings
 from kronecell.compress.matrices import Matrix
 from kronecell.compress.sensitivity import Answer
-from kronecell.compress.suggest import best_modes, smallest_reaching
+from kronecell.compress.suggest import best_modes, smallest_reaching, with_densities
 from kronecell.errors import RankError
 
 SMALL = 0.02  # of the parameters of all matrices: below this a matrix is left alone, because it would save nothing
@@ -131,7 +131,7 @@ def smallest_within(
     matrix, kinds = free.matrix, free.kinds
     found = [c for c in candidates(matrix, [k for k in kinds if k == "lowrank"], (), inputs) if c.format is not None]
     found = [c for c in found if c.loss <= error**2]
-    for kind in kinds:
+    for kind in [one for each in kinds for one in with_densities(each, known=True)]:
         if kind == "lowrank":
             continue
         if progress is not None:
@@ -144,8 +144,8 @@ def smallest_within(
             loss = loss_of(matrix, fmt, shared, inputs, seed)
             params = num_params(matrix, fmt, shared)
             if loss <= error**2 and params < matrix.params:
-                found.append(Candidate(params, 0, loss, 0.0, fmt, shared))
-    return min(found, key=lambda c: (c.params, c.loss)) if found else None
+                found.append(Candidate(params, 0, loss, 0.0, fmt, shared, indices=num_indices(matrix, fmt)))
+    return min(found, key=lambda c: (c.cost("params"), c.loss)) if found else None
 
 
 def _spread(W: Tensor) -> float:

@@ -3,7 +3,7 @@
 One number s sizes a format (r, K, or K = CA = s with CB = s / 2), so a target picks the largest s that keeps a budget
 or a latency, or the smallest that reaches an error. Modes: balanced factors for d = 2, 3, 4; which input mode meets
 which output mode matters, so the distinct orders of the output modes are searched, by error if W is given, else by
-multiply-adds.
+multiply-adds. A kind "doped+tt" is TT with a sparse part, whose density is chosen, too; indices are counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from kronecell.errors import KronecellError, RankError, ShapeError
-from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Format, LowRank, Tucker
+from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Doped, Format, LowRank, Tucker, split_doping
 from kronecell.formats.modes import factorize, factorizes
 from kronecell.formats.recipes import ONE_MODE
 from kronecell.nn.linear import TensorLinear
 
 KINDS = ("lowrank", "kt", "cp", "tucker", "tt", "tr", "bt", "ht", "kcp")
 MOST_ORDERS = 12  # orders of the output modes that are tried per number of modes
+DOPED = "doped+"
+DENSITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 LARGEST = 4096  # no size parameter beyond this is tried
 SCREEN_SWEEPS = 3  # refinement of a fit that only ranks candidates
 NEED_SWEEPS = ("cp", "bt", "tr", "kcp")  # formats whose start is not within a small factor of the best error
@@ -36,6 +38,9 @@ NEED_SWEEPS = ("cp", "bt", "tr", "kcp")  # formats whose start is not within a s
 def sized(kind: str, m: Sequence[int], n: Sequence[int], s: int) -> Format:
     """The format of a kind whose ranks are all s, clipped to what its network can use."""
     m, n = tuple(m), tuple(n)
+    doping, structure = split_doping(kind)
+    if doping is not None:
+        return Doped(sized(structure, m, n, s), *doping)
     if kind == "kcp":
         return KCP(m, n, K=s, CA=s, CB=max(1, s // 2), clip=True)
     if kind == "kt":
@@ -53,6 +58,7 @@ def sized(kind: str, m: Sequence[int], n: Sequence[int], s: int) -> Format:
 @lru_cache(maxsize=1024)
 def mode_choices(kind: str, M: int, N: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """Pairs (m, n): balanced factors for every d that has them, the output modes in their distinct orders."""
+    kind = split_doping(kind)[1]
     if kind in ONE_MODE:
         return (((M,), (N,)),)
     choices = []
@@ -63,6 +69,19 @@ def mode_choices(kind: str, M: int, N: int) -> tuple[tuple[tuple[int, ...], tupl
         orders = [n] if kind == "tr" else sorted(set(permutations(n)))[:MOST_ORDERS]
         choices += [(m, order) for order in orders]
     return tuple(choices)
+
+
+def with_densities(kind: str, known: bool) -> list[str]:
+    """A doped kind at every density, or, where the matrix is not known, at a middle one; another kind alone."""
+    if not kind.startswith(DOPED):
+        return [kind]
+    return [f"doped:{density}+{kind.removeprefix(DOPED)}" for density in (DENSITIES if known else DENSITIES[2:3])]
+
+
+def stored_numbers(fmt: Format) -> int:
+    """Parameters, and indices as the parts of a parameter of four bytes that they take."""
+    sparse = fmt.sparse()
+    return fmt.num_params + (0 if sparse is None else -(-sparse.index_bytes // 4))
 
 
 def largest_within(kind: str, m: Sequence[int], n: Sequence[int], fits: Callable[[Format], bool]) -> Format | None:
@@ -156,13 +175,22 @@ def suggest(
     for kind in kinds:
         if progress is not None:
             progress(f"suggest: {kind}")
-        fmt = _choose(kind, M, N, budget, error, latency, W, inputs, rows, seed)
-        if fmt is not None:
-            found.append(_measure(fmt, W, inputs, rows, seed))
+        each = with_densities(kind, W is not None)
+        options = [_choose(one, M, N, budget, error, latency, W, inputs, rows, seed) for one in each]
+        useful = [fmt for fmt in options if fmt is not None]
+        if useful:
+            found.append(_measure(_best(useful, error, W, inputs, seed), W, inputs, rows, seed))
     if not found:
         target = f"budget={budget}" if budget else f"error={error}" if error is not None else f"latency={latency}"
         raise RankError(f"no format of {', '.join(kinds)} reaches {target} for a {M} x {N} matrix; relax the target")
     return Suggestions(tuple(_mark(sorted(found, key=lambda row: (row.params, row.latency_ms)))))
+
+
+def _best(formats: Sequence[Format], error: float | None, W: Tensor | None, inputs: Tensor | None, seed: int) -> Format:
+    """Of one kind at several densities: the smallest that reaches the error, or the one with the least."""
+    if len(formats) == 1 or W is None:
+        return formats[0]
+    return min(formats, key=stored_numbers if error is not None else lambda fmt: screened(fmt, W, inputs, seed))
 
 
 def _choose(
@@ -184,15 +212,15 @@ def _choose(
         return None if modes is None else smallest_reaching(kind, *modes, error, W, inputs, seed)
     if budget is not None and W is not None:
         modes = best_modes(kind, W, inputs, budget, seed)
-        return None if modes is None else largest_within(kind, *modes, lambda fmt: fmt.num_params <= budget)
+        return None if modes is None else largest_within(kind, *modes, lambda fmt: stored_numbers(fmt) <= budget)
 
     def accepts(fmt: Format) -> bool:
         if budget is not None:
-            return fmt.num_params <= budget
-        return fmt.num_params < M * N and measured_ms(fmt, rows) <= (latency or 0.0)
+            return stored_numbers(fmt) <= budget
+        return stored_numbers(fmt) < M * N and measured_ms(fmt, rows) <= (latency or 0.0)
 
     choices = (largest_within(kind, m, n, accepts) for m, n in mode_choices(kind, M, N))
-    useful = [fmt for fmt in choices if fmt is not None and fmt.num_params < M * N]
+    useful = [fmt for fmt in choices if fmt is not None and stored_numbers(fmt) < M * N]
     if W is not None:
         return min(useful, key=lambda fmt: screened(fmt, W, inputs, seed), default=None)
     return min(useful, key=lambda fmt: macs_per_row(fmt, rows), default=None)
@@ -206,10 +234,10 @@ def best_modes(
     scores = []
     choices = mode_choices(kind, M, N)
     for m, n in choices:
-        fmt = largest_within(kind, m, n, lambda fmt: fmt.num_params <= budget)
-        if fmt is not None and fmt.num_params < M * N:
+        fmt = largest_within(kind, m, n, lambda fmt: stored_numbers(fmt) <= budget)
+        if fmt is not None and stored_numbers(fmt) < M * N:
             error = screened(fmt, W, inputs, seed) if len(choices) > 1 else 0.0
-            scores.append((round(error, 6), fmt.num_params, m, n))
+            scores.append((round(error, 6), stored_numbers(fmt), m, n))
     return min(scores)[2:] if scores else None
 
 
@@ -220,20 +248,21 @@ def smallest_reaching(
     M, N = W.shape
 
     def misses(fmt: Format) -> bool:
-        return fmt.num_params < M * N and screened(fmt, W, inputs, seed) > error
+        return stored_numbers(fmt) < M * N and screened(fmt, W, inputs, seed) > error
 
     last = largest_within(kind, m, n, misses)  # the largest that is still too coarse
     if last is None:
         first = sized(kind, m, n, 1)
-        return first if first.num_params < M * N else None
+        return first if stored_numbers(first) < M * N else None
     size = next((s for s in range(1, LARGEST) if sized(kind, m, n, s) == last), LARGEST)
     following = sized(kind, m, n, size + 1)
-    return following if following.num_params < M * N and not misses(following) else None
+    return following if stored_numbers(following) < M * N and not misses(following) else None
 
 
 def screened(fmt: Format, W: Tensor, inputs: Tensor | None, seed: int) -> float:
     """The error of a quick fit: a few sweeps, or none where the closed form is good by itself."""
-    refine = fmt.kind in NEED_SWEEPS or inputs is not None
+    kind = fmt.structure.kind if isinstance(fmt, Doped) else fmt.kind
+    refine = kind in NEED_SWEEPS or inputs is not None
     factors, error = fmt.from_dense(
         W, inputs=inputs, refine=refine, sweeps=SCREEN_SWEEPS, joint=False, starts=0, seed=seed
     )
@@ -242,7 +271,8 @@ def screened(fmt: Format, W: Tensor, inputs: Tensor | None, seed: int) -> float:
 
 def macs_per_row(fmt: Format, rows: int) -> int:
     """Multiply-adds of the cheapest order for this number of rows, work done once per weight update excluded."""
-    return fmt.plan("optimal", rows).macs
+    sparse = fmt.sparse()
+    return fmt.plan("optimal", rows).macs + (0 if sparse is None else sparse.num_values)
 
 
 @torch.no_grad()
@@ -264,7 +294,8 @@ def _measure(fmt: Format, W: Tensor | None, inputs: Tensor | None, rows: int, se
         factors, error = fmt.from_dense(W, inputs=inputs, starts=0, seed=seed)
         error = error if inputs is None else fmt.error(W, factors, inputs=inputs)
     macs = macs_per_row(fmt, rows)
-    return Suggestion(fmt, fmt.num_params, fmt.compression_ratio, macs, measured_ms(fmt, rows), error)
+    params = stored_numbers(fmt)
+    return Suggestion(fmt, params, fmt.M * fmt.N / params, macs, measured_ms(fmt, rows), error)
 
 
 def _mark(rows: Sequence[Suggestion]) -> list[Suggestion]:
@@ -298,7 +329,7 @@ def _check(
     if W is not None and tuple(W.shape) != (M, N):
         raise ShapeError(f"suggest: W must be ({M}, {N}) and acts as x @ W, got {tuple(W.shape)}")
     kinds = [formats] if isinstance(formats, str) else [*formats]
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    unknown = [kind for kind in kinds if kind.removeprefix(DOPED) not in KINDS]
     if unknown or not kinds:
-        raise KronecellError(f"unknown formats {unknown}; expected some of {', '.join(KINDS)}")
+        raise KronecellError(f"unknown formats {unknown}; expected some of {', '.join(KINDS)}, or doped+ and one")
     return kinds

@@ -163,7 +163,7 @@ class Doped(Format):
         """
         check_matrix(self, W, gates)
         sparse = self.sparse(gates)
-        weight = None if inputs is None else check_inputs(inputs, self.M).square().mean(0).sqrt().to(W)
+        weight = self._weight(W, inputs)
         rounds = ROUNDS if options.get("refine", True) and sparse.count else 1
         best: tuple[dict[str, Tensor], float] | None = None
         with torch.no_grad():
@@ -180,6 +180,15 @@ class Doped(Format):
                         best = factors, error
             assert best is not None
             return best[0], best[1] if inputs is None else relative_error(self, W, best[0], gates, shared, None)
+
+    def rest(self, W: Tensor, gates: int = 1, inputs: Tensor | None = None) -> Tensor:
+        """What the entries that S would keep leave of W (M, N) or (gates, M, N), which a structure has left."""
+        weight = self._weight(W, inputs)
+        return W - self._dense(self._largest(W, self.sparse(gates), weight), gates).reshape(W.shape)
+
+    def _weight(self, W: Tensor, inputs: Tensor | None) -> Tensor | None:
+        """How large every input is."""
+        return None if inputs is None else check_inputs(inputs, self.M).square().mean(0).sqrt().to(W)
 
     def _largest(self, W: Tensor, sparse: Sparse, weight: Tensor | None) -> dict[str, Tensor]:
         """The entries of W (M, N) or (gates, M, N) that are largest, times the weight of their input."""

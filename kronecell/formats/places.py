@@ -45,11 +45,12 @@ def largest_places(sizes: Tensor, sparse: Sparse) -> Tensor:
     """
     if sparse.count == sparse.places:
         return torch.arange(sparse.places, device=sizes.device)
-    order = sizes.argsort(descending=True, stable=True)
     longest = sparse.longest_gap
-    largest = order[: sparse.count].sort().values
+    largest = _largest(sizes, sparse.count)
     if not len(_between(largest, longest)):
         return largest
+    order = _largest(sizes, min(2 * sparse.count, len(sizes)))  # at least `count` beside those that are kept between
+    order = order[sizes[order].argsort(descending=True, stable=True)]
     low, high = 0, sparse.count  # of the largest, how many fit beside those that are needed between them
     while low < high:
         middle = (low + high + 1) // 2
@@ -65,6 +66,17 @@ def largest_places(sizes: Tensor, sparse: Sparse) -> Tensor:
     if rest:
         kept[order[~kept[order]][:rest]] = True
     return kept.nonzero().squeeze(1)
+
+
+def _largest(sizes: Tensor, count: int) -> Tensor:
+    """The places of the largest, ascending; of equal ones the first. A sort would take ten times as long."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=sizes.device)
+    least = sizes.kthvalue(len(sizes) - count + 1).values
+    chosen = sizes > least
+    equal = (sizes == least).nonzero().squeeze(1)
+    chosen[equal[: count - int(chosen.sum())]] = True
+    return chosen.nonzero().squeeze(1)
 
 
 def _between(places: Tensor, longest: int) -> Tensor:

@@ -120,6 +120,23 @@ class Experiment:
     eval_every: int = setting(1, "epochs between validations; the last is always validated")
     max_seconds: float = setting(0.0, "of training steps; 0: no limit", "reports draw a run that was cut short hollow")
     checkpoint_seconds: float = setting(60.0, "between checkpoints")
+    sparse_from: float = setting(
+        0.1,
+        "of a doped format: part of the training in which its sparse matrix S is dense",
+        "0 to prune from the start",
+    )
+    sparse_at: float = setting(
+        0.6,
+        "part of the training after which S has the density of the format; epochs before are not validated. "
+        "0: S stays where it starts, at random places",
+        "smaller to leave more steps for the places that are kept",
+    )
+    codropout: float = setting(
+        0.5,
+        "co-matrix dropout: in that part of the outputs structure or S is left out, at random; falls to zero at "
+        "`sparse_at`",
+        "0 where the training is short",
+    )
     workers: int = setting(1, "threads that read ahead")
 
     def __post_init__(self) -> None:
@@ -224,7 +241,7 @@ def describe_settings() -> list[tuple[str, str, str, str]]:
     return [(f.name, _toml(f.default), f.metadata["meaning"], f.metadata["change"]) for f in fields(Experiment)]
 
 
-OLD = {"spread": False}  # what release 0.1, whose files lack these settings, did
+OLD = {"spread": False, "sparse_at": 0.0}  # what release 0.1, whose files lack these settings, did
 _DEFAULTS = {f.name: f.default for f in fields(Experiment)}
 KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Experiment)}
 

@@ -20,12 +20,15 @@ from torch import nn
 from kronecell.data import Batch, Loader
 from kronecell.errors import KronecellError
 from kronecell.nn.rates import param_groups
+from kronecell.nn.sparse import SparseMatrix
 from kronecell.training.distributed import World
+from kronecell.training.sparsity import Sparsity, SparsitySchedule, train_sparsity
 
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine")
 RATES = ("uniform", "structure")
 WARM_UP = 0.1  # of max_seconds
+CHOICES = 40  # of places, while a sparse part gets sparse
 
 
 class Interrupted(Exception):
@@ -53,6 +56,9 @@ class TrainSettings:
     eval_every: int = 1  # epochs between validations; the last epoch is always validated
     max_seconds: float = 0.0  # of training steps; 0 is no limit. The epoch under way is cut short and validated
     checkpoint_seconds: float = 60.0
+    sparse_from: float = 0.1  # of a doped format, in parts of all steps: until then S is dense,
+    sparse_at: float = 0.6  # and from then on it has the density of the format; 0: its places are those it starts with
+    codropout: float = 0.5
     seed: int = 0
 
 
@@ -116,6 +122,27 @@ def make_optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
     return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, foreach=False)
 
 
+def make_sparsity(
+    model: nn.Module, settings: TrainSettings, epoch_steps: int, progress: Progress | None = None
+) -> Sparsity | None:
+    """What trains the sparse parts of a model, from dense to the densities of their formats; None if it has none.
+
+    To be called before the optimiser is made. With `progress` there is room for the entries of a checkpoint.
+    """
+    parts = [part for part in model.modules() if isinstance(part, SparseMatrix)]
+    if not parts or not settings.sparse_at:
+        return None
+    total = settings.epochs * epoch_steps
+    begin = int(settings.sparse_from * total)
+    end = max(begin + 1, int(settings.sparse_at * total))
+    every = max(1, (end - begin) // CHOICES)
+    sparsity = train_sparsity(model, SparsitySchedule(end, begin, every, dropout=settings.codropout))
+    if progress is not None:
+        cut = end if _out_of_time(progress, settings) else 0
+        sparsity.load_state_dict({"steps": max(progress.steps, cut)})
+    return sparsity
+
+
 def fit(
     model: nn.Module,
     train: Loader,
@@ -123,6 +150,7 @@ def fit(
     settings: TrainSettings,
     *,
     optimiser: torch.optim.Optimizer | None = None,
+    sparsity: Sparsity | None = None,
     progress: Progress | None = None,
     world: World | None = None,
     save: Callable[[Progress], object] | None = None,
@@ -132,7 +160,8 @@ def fit(
     """Train until the epochs, the time or the patience of `settings` are used up; continues from `progress`.
 
     `save(progress)` is called on every rank whenever a checkpoint is due. `should_stop` is called after every step: if
-    it returns True on any rank, the checkpoint is saved and Interrupted is raised on all of them.
+    it returns True on any rank, the checkpoint is saved and Interrupted is raised on all of them. With `sparsity`, of
+    make_sparsity, an epoch is validated only if the sparse parts have their density at its end.
     """
     check_settings(settings)
     world, callbacks, progress = world or World(), callbacks or Callbacks(), progress or Progress()
@@ -149,6 +178,8 @@ def fit(
             # Time is averaged over the ranks, because every rank must decide the same from it.
             elapsed, due = world.totals([(now - started) / world.size, now - saved_at >= settings.checkpoint_seconds])
             _add(progress, sums, elapsed)
+            if sparsity is not None and sparsity.step(optimiser, end=_out_of_time(progress, settings)):
+                replica = world.wrap(model)  # its parameters are others now
             callbacks.on_step(progress, len(train))
             stop = sums[3] > 0
             if stop or due:
@@ -162,7 +193,8 @@ def fit(
         started = time.monotonic()
         last = progress.epoch + 1 == settings.epochs or _out_of_time(progress, settings)
         top1 = None
-        if last or (progress.epoch + 1) % settings.eval_every == 0:
+        settled = sparsity is None or sparsity.finished
+        if last or ((progress.epoch + 1) % settings.eval_every == 0 and settled):
             try:
                 top1 = evaluate(
                     model, valid, train.batch_size, settings.precision, world, callbacks.on_evaluation, should_stop
@@ -310,6 +342,15 @@ def check_settings(settings: TrainSettings) -> None:
     for name in ("weight_decay", "clip_norm", "max_seconds", "checkpoint_seconds"):
         if not 0 <= getattr(settings, name) < math.inf:
             raise KronecellError(f"{name} must be a finite number of at least 0, got {getattr(settings, name)}")
+    if not 0 <= settings.sparse_from < 1 or not 0 <= settings.sparse_at <= 1 or not 0 <= settings.codropout < 1:
+        raise KronecellError(
+            f"sparse_from and codropout must be from 0 to below 1, sparse_at from 0 to 1; got {settings.sparse_from}, "
+            f"{settings.codropout}, {settings.sparse_at}"
+        )
+    if 0 < settings.sparse_at <= settings.sparse_from:
+        raise KronecellError(
+            f"sparse_at must be 0, or above sparse_from = {settings.sparse_from}, got {settings.sparse_at}"
+        )
     if not 0 < settings.learning_rate < math.inf:
         raise KronecellError(f"learning_rate must be above 0, got {settings.learning_rate}")
     for name, choices in (("precision", PRECISIONS), ("schedule", SCHEDULES), ("rates", RATES)):

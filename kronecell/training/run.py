@@ -50,6 +50,7 @@ from kronecell.training.loop import (
     Progress,
     fit,
     make_optimiser,
+    make_sparsity,
 )
 from kronecell.training.protocol import settle_data
 from kronecell.training.records import read_result, read_status, saved_progress
@@ -152,8 +153,9 @@ def _train(
     settings = experiment.train_settings(seed)
     if world.is_main:
         write_description(folder, model)
-    optimiser = make_optimiser(model, settings)
     progress = saved_progress(folder, store.manifest_hash, fold, seed)
+    sparsity = make_sparsity(model, settings, len(train), progress)
+    optimiser = make_optimiser(model, settings)
     if progress is not None:
         load_checkpoint(folder, model, optimiser)
     elif world.is_main and is_there(folder / "metrics.jsonl") and (folder / "metrics.jsonl").stat().st_size:
@@ -183,6 +185,7 @@ def _train(
             valid,
             settings,
             optimiser=optimiser,
+            sparsity=sparsity,
             progress=progress,
             world=world,
             save=save,

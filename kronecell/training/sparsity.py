@@ -25,6 +25,7 @@ from kronecell.errors import KronecellError
 from kronecell.formats.places import largest_places
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.sparse import SparseMatrix
+from kronecell.ops.sparse import values_of
 from kronecell.plans.sparse import Sparse
 
 
@@ -76,22 +77,27 @@ class SparsitySchedule:
 class Sparsity:
     """What trains the sparse parts of a model; made by `train_sparsity`."""
 
-    def __init__(self, model: nn.Module, schedule: SparsitySchedule) -> None:
-        layers = [part for part in model.modules() if isinstance(part, TensorLinear) and part.sparse is not None]
+    def __init__(self, model: nn.Module, schedule: SparsitySchedule, start: nn.Module | None = None) -> None:
+        named = [*model.named_modules()]
+        layers = {name: part for name, part in named if isinstance(part, TensorLinear) and part.sparse is not None}
         if not layers:
             raise KronecellError(
                 f"train_sparsity found no doped layer in {type(model).__name__}; give one a format such as "
                 "'doped:0.02+kcp:K=4,CA=4,CB=2'"
             )
-        if any(layer.frozen for layer in layers):
+        if any(layer.frozen for layer in layers.values()):
             raise KronecellError("a frozen layer does not train: train the module that kc.freeze was called with")
         self.schedule, self.steps = schedule, 0
         self.parts: list[tuple[SparseMatrix, Sparse]] = []
-        for layer in layers:
+        for name, layer in layers.items():
             sparse, target = layer.sparse, layer.format.sparse(layer.gates)
             assert sparse is not None and target is not None
+            rest = None if start is None else _rest(layer, name, start)
             self.parts.append((sparse, target))
-            _move(sparse, torch.arange(target.places, device=sparse.places.device), None)
+            everywhere = torch.arange(target.places, device=sparse.places.device)
+            _move(sparse, everywhere, None)
+            if rest is not None:
+                sparse.resize(values_of(rest, everywhere, target.block), everywhere)
         self._set_rate()
 
     @property
@@ -106,12 +112,15 @@ class Sparsity:
         return now / sum(target.places * target.block for _, target in self.parts)
 
     @torch.no_grad()
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """To be called after each step of the optimizer: it gets the parameters that are smaller, with their state."""
-        self.steps += 1
+    def step(self, optimizer: torch.optim.Optimizer, end: bool = False) -> bool:
+        """To be called after each step of the optimizer: it gets the parameters that are smaller, with their state.
+
+        True if there are other parameters now. With `end` the schedule is cut short: every S gets its density at once.
+        """
+        self.steps = max(self.steps + 1, self.schedule.end) if end else self.steps + 1
         self._set_rate()
         if not self.schedule.is_due(self.steps):
-            return
+            return False
         for number, (sparse, target) in enumerate(self.parts):
             size = self._size(target)
             sizes = torch.zeros(target.places, dtype=sparse.entries.dtype, device=sparse.entries.device)
@@ -119,6 +128,7 @@ class Sparsity:
             if self.schedule.regrow and not self.finished:
                 sizes[self._anew(sizes, size, number)] = torch.inf
             _move(sparse, largest_places(sizes, size), optimizer)
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside the state dicts of model and optimizer."""
@@ -148,14 +158,32 @@ class Sparsity:
         return free[chosen.to(free.device)]
 
 
-def train_sparsity(model: nn.Module, schedule: SparsitySchedule) -> Sparsity:
+def train_sparsity(model: nn.Module, schedule: SparsitySchedule, start: nn.Module | None = None) -> Sparsity:
     """Make the sparse part of every doped layer in `model` dense, to be trained down to its density.
+
+    With `start`, a trained model with dense weights under the same names (the one that `model` was fitted to), S starts
+    as all that the structure leaves of them: the first loss is that of `start`, and nothing is lost at once.
 
     Call it before the optimizer is made, then `step(optimizer)` after each of its steps. Until the schedule ends,
     `kc.save` refuses the model, because it is larger than its formats say; state dicts are fine. To resume, load the
     state of this object first, then make the optimizer and load the states of the model and of it.
     """
-    return Sparsity(model, schedule)
+    return Sparsity(model, schedule, start)
+
+
+@torch.no_grad()
+def _rest(layer: TensorLinear, name: str, start: nn.Module) -> Tensor:
+    """What the structure leaves of the dense weight that `start` has in place of this layer."""
+    known = dict(start.named_parameters())
+    weight = next((known[key] for key in (name, f"{name}.weight".removeprefix(".")) if key in known), None)
+    expected = (layer.out_features, layer.in_features)
+    if weight is None or tuple(weight.shape) != expected:
+        got = "none" if weight is None else str(tuple(weight.shape))
+        raise KronecellError(
+            f"train_sparsity: start needs a dense weight {expected} named {name or 'weight'!r}, as the doped layer is, "
+            f"got {got}; give the trained model that this one was fitted to, or no start"
+        )
+    return weight - layer.structure_weight()
 
 
 @torch.no_grad()

@@ -16,13 +16,16 @@ import torch.multiprocessing as mp
 from kronecell import GRU, KCP, LSTM, TensorLinear
 from kronecell.data import open_store
 from kronecell.nn.branch_parallel import BranchParallel, branch_parallel
+from kronecell.nn.sparse import SparseMatrix
 from kronecell.training.checkpoint import save_checkpoint
 from kronecell.training.distributed import World
-from kronecell.training.loop import Interrupted, Progress, fit, make_optimiser
+from kronecell.training.loop import Interrupted, Progress, fit, make_optimiser, make_sparsity
 from kronecell.training.splits import loaders
 from tests.training_cases import tiny
 
 DDP = {"dropout": 0.0, "epochs": 7, "checkpoint_seconds": 3600.0}  # 3 steps an epoch
+
+DOPED = {"format": "doped:0.05+tt:r=2", "dropout": 0.0, "codropout": 0.0, "epochs": 4}
 
 KCPS = {
     "pair": KCP((4, 3, 2, 5), (2, 3, 2, 2), K=4, CA=3, CB=2),
@@ -132,3 +135,22 @@ def train_in_two(rank: int, size: int, store_root: str, target: str, stop_after:
 def _close(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     error = float((got.detach() - wanted.detach()).abs().max() / wanted.detach().abs().max().clamp_min(1e-300))
     assert error < 1e-10, f"{what}: relative difference {error:.1e}"
+
+
+def doped_trains_in_several(rank: int, size: int, store_root: str, target: str) -> None:
+    """Train a doped experiment with DDP, whose parameters are others whenever entries are taken away."""
+    world = World(rank, size)
+    experiment = tiny(**DOPED)
+    store = open_store(store_root)
+    torch.manual_seed(0)
+    model = experiment.build_model(len(store.classes))
+    settings = experiment.train_settings(0)
+    train, valid = loaders(experiment, store, 0, 0, world)
+    sparsity = make_sparsity(model, settings, len(train))
+    assert sparsity is not None
+    fit(model, train, valid, settings, optimiser=make_optimiser(model, settings), sparsity=sparsity, world=world)
+    assert sparsity.finished
+    places = [float(module.places.double().sum()) for module in model.modules() if isinstance(module, SparseMatrix)]
+    assert world.totals(places) == [size * place for place in places], "all processes keep the same entries"
+    if world.is_main:
+        torch.save(model.state_dict(), target)

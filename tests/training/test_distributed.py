@@ -16,11 +16,13 @@ from kronecell.errors import PlanError
 from kronecell.nn.branch_parallel import branch_parallel, share
 from kronecell.training.checkpoint import load_checkpoint, load_tensors, read_facts
 from kronecell.training.classifier import VideoClassifier
-from kronecell.training.loop import Progress, fit, make_optimiser
+from kronecell.training.loop import Progress, fit, make_optimiser, make_sparsity
 from kronecell.training.splits import loaders
 from tests.training.distributed_cases import (
     DDP,
+    DOPED,
     branch_parallel_equals_serial,
+    doped_trains_in_several,
     launch,
     recurrent_layers_equal_serial,
     train_in_two,
@@ -119,3 +121,15 @@ def test_torchrun_trains_an_experiment_and_only_rank_0_writes(store: Store, tmp_
     assert a["top1"] == b["top1"] and a["steps"] == b["steps"]
     environment = json.loads((tmp_path / "two" / "tiny" / "fold0-seed0" / "environment.json").read_text())
     assert environment["processes"] == 2
+
+
+def test_a_doped_format_trains_in_two_processes_as_in_one(store: Store, tmp_path: Path) -> None:  # noqa: F811
+    launch(doped_trains_in_several, 2, tmp_path, str(store.root), str(tmp_path / "state.pt"))
+    experiment = tiny(**DOPED)
+    settings = experiment.train_settings(0)
+    torch.manual_seed(0)
+    model = experiment.build_model(11)
+    train, valid = loaders(experiment, store, 0, 0)
+    sparsity = make_sparsity(model, settings, len(train))
+    fit(model, train, valid, settings, optimiser=make_optimiser(model, settings), sparsity=sparsity)
+    assert largest_difference(torch.load(tmp_path / "state.pt"), model.state_dict()) < 1e-4

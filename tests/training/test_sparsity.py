@@ -144,6 +144,24 @@ def test_dropout_falls_to_zero_and_a_fitted_model_starts_from_its_entries() -> N
     torch.testing.assert_close(layer.dense_weight(), before, rtol=0, atol=0)
 
 
+def test_with_a_trained_model_as_start_nothing_is_lost_at_first() -> None:
+    torch.manual_seed(0)
+    trained = nn.ModuleDict({"rnn": nn.GRU(32, 32), "head": nn.Linear(32, 32)})
+    formats = {"input_format": "doped:0.05,block=4+kt:K=2", "hidden_format": "doped:0.05+tt:r=2"}
+    rnn = kc.GRU.from_dense(trained["rnn"], **formats)
+    model = nn.ModuleDict({"rnn": rnn, "head": kc.TensorLinear.from_dense(trained["head"], FORMAT)})
+    sparsity = kc.train_sparsity(model, kc.SparsitySchedule(end=2, every=1), start=trained)
+    x = torch.randn(5, 3, 32)
+    torch.testing.assert_close(model.eval()["rnn"](x)[0], trained["rnn"](x)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model["head"](x), trained["head"](x), rtol=1e-5, atol=1e-5)
+    for _ in range(2):
+        sparsity.step(OPTIMIZERS["sgd"](model.parameters()))
+    assert all(layer.settled for layer in model.modules() if isinstance(layer, kc.TensorLinear))
+    alone = kc.TensorLinear.from_dense(trained["head"], FORMAT)
+    kc.train_sparsity(alone, SCHEDULE, start=trained["head"])
+    torch.testing.assert_close(alone(x), trained["head"](x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_in_the_middle_is_not_saved_as_a_finished_one(tmp_path: Any) -> None:
     model, sparsity = made()
     with pytest.raises(kc.CheckpointError, match=r"larger than its format says.*has not come to the end"):
@@ -157,6 +175,14 @@ def test_a_model_in_the_middle_is_not_saved_as_a_finished_one(tmp_path: Any) -> 
 WRONG: list[tuple[Any, str]] = [
     (lambda: kc.train_sparsity(nn.Linear(2, 2), SCHEDULE), "no doped layer in Linear; give one a format such as"),
     (lambda: kc.train_sparsity(kc.freeze(kc.TensorLinear(FORMAT)), SCHEDULE), "a frozen layer does not train"),
+    (
+        lambda: kc.train_sparsity(kc.TensorLinear(FORMAT), SCHEDULE, start=nn.Linear(4, 4)),
+        r"start needs a dense weight \(32, 32\) named 'weight', as the doped layer is, got \(4, 4\)",
+    ),
+    (
+        lambda: kc.train_sparsity(nn.ModuleDict({"a": kc.TensorLinear(FORMAT)}), SCHEDULE, start=nn.Linear(4, 4)),
+        r"start needs a dense weight \(32, 32\) named 'a', as the doped layer is, got none",
+    ),
     (lambda: kc.SparsitySchedule(end=0), "end must be a whole number of at least 1, got 0"),
     (lambda: kc.SparsitySchedule(end=5, begin=5), "end must be a whole number of at least 6, got 5"),
     (lambda: kc.SparsitySchedule(end=5, every=0), "every must be a whole number of at least 1, got 0"),
