@@ -105,7 +105,7 @@ def _dots_price(R: int, S: int, V: int) -> float:
 
 
 def _counted(sizes: Mapping[str, int], legs: Sequence[str], *layouts: Layout, dense: bool = False) -> list[str]:
-    """The most of these legs that can be counted by one index in all layouts; `dense`: its step is one in all of them."""
+    """The most of these legs that one index can count in all layouts; `dense`: its step is one in all of them."""
     best: list[str] = []
     ordered = sorted(legs, key=lambda leg: layouts[0][leg])
     for start, first in enumerate(ordered):

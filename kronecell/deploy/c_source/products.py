@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kronecell.deploy.c_source.chains import Chain, Operand, chains_of
-from kronecell.deploy.c_source.kernels import PANEL, block, packed
+from kronecell.deploy.c_source.kernels import PANEL
+from kronecell.deploy.c_source.kernels_integers import block, packed
 from kronecell.deploy.c_source.memory import place
 from kronecell.deploy.c_source.nests import Layout, Nest, contiguous, nests_of
 from kronecell.deploy.c_source.parts import Matrix

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from kronecell.deploy.c_source import helpers, kernels
+from kronecell.deploy.c_source import helpers, kernels, kernels_integers
 from kronecell.errors import CheckpointError
 
 INTEGERS = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
@@ -104,17 +104,19 @@ class Source:
     def unpack(self, bits: int) -> str:
         """unpack_8(out, w, scales, start, count, group)"""
         self._integers(bits)
-        self._helper("scaled", kernels.SCALED)
-        text = kernels.UNPACK.format(bits=bits, W=kernels.stored_type(bits), block=kernels.block(bits))
+        self._helper("scaled", kernels_integers.SCALED)
+        text = kernels_integers.UNPACK.format(
+            bits=bits, W=kernels_integers.stored_type(bits), block=kernels_integers.block(bits)
+        )
         return self._helper(f"unpack_{bits}", text)
 
     def integer_panels(self, bits: int, of_bytes: bool) -> str:
         """panels_8(y, x, w, scales, inputs, outputs, group)"""
         self._integers(bits)
-        block, end = kernels.block(bits), "_bytes" if of_bytes else ""
-        text = kernels.INTEGER_PANELS.format(
-            bits=bits, end=end, X=_type(of_bytes), W=kernels.stored_type(bits), block=block, chunk=kernels.CHUNK,
-            full_bytes=block * bits // 8, bytes="width" if bits == 8 else f"wide / 8 * {bits}",
+        block, end = kernels_integers.block(bits), "_bytes" if of_bytes else ""
+        text = kernels_integers.INTEGER_PANELS.format(
+            bits=bits, end=end, X=_type(of_bytes), W=kernels_integers.stored_type(bits), block=block,
+            chunk=kernels.CHUNK, full_bytes=block * bits // 8, bytes="width" if bits == 8 else f"wide / 8 * {bits}",
         )  # fmt: skip
         return self._helper(f"panels_{bits}{end}", text)
 
@@ -126,20 +128,20 @@ class Source:
     def sparse_integers(self, bits: int, gaps: torch.dtype, of_bytes: bool) -> str:
         """sparse_8(y, x, w, scales, group, gaps, count, inputs)"""
         self._integers(bits)
-        self._helper("scaled", kernels.SCALED)
+        self._helper("scaled", kernels_integers.SCALED)
         end = f"_{8 * gaps.itemsize}" + ("_bytes" if of_bytes else "")
-        text = kernels.SPARSE_INTEGERS.format(
+        text = kernels_integers.SPARSE_INTEGERS.format(
             bits=bits,
             end=end,
             X=_type(of_bytes),
-            W=kernels.stored_type(bits),
+            W=kernels_integers.stored_type(bits),
             G=INTEGERS[gaps],
-            block=kernels.block(bits),
+            block=kernels_integers.block(bits),
         )
         return self._helper(f"sparse_{bits}{end}", text)
 
     def _integers(self, bits: int) -> None:
-        self._helper(f"integers_{bits}", kernels.integers(bits))
+        self._helper(f"integers_{bits}", kernels_integers.integers(bits))
 
     def activation(self, name: str, text: str) -> str:
         """A function that needs sigmoid and tanh."""
