@@ -106,7 +106,7 @@ static float square_root(float x)
     return root;
 }
 
-/* mean of a frame of bytes, and 1 / sqrt(variance + 1); the sums are exact */
+/* mean of so many bytes, and 1 / sqrt(variance + 1); the sums are exact */
 static void moments(const uint8_t *x, size_t n, float *mean, float *rate)
 {
     uint64_t sum = 0, squares = 0;
@@ -114,7 +114,8 @@ static void moments(const uint8_t *x, size_t n, float *mean, float *rate)
         sum += x[i];
         squares += (uint32_t)x[i] * x[i];
     }
-    *mean = (float)((double)sum / (double)n);
-    *rate = 1.0f / square_root((float)((double)(n * squares - sum * sum) / ((double)n * (double)n)) + 1.0f);
+    const double middle = (double)sum / (double)n;
+    *mean = (float)middle;
+    *rate = 1.0f / square_root((float)((double)squares / (double)n - middle * middle) + 1.0f);
 }
 """
