@@ -1,7 +1,7 @@
 """The benchmarks of speed and memory, one after the other: `python -m benchmarks [--quick] [--results FOLDER]`.
 
-About eleven minutes. Those of data, decompositions and training, of kernels, and the fit of the cost model's constants
-(prices) are run by themselves.
+About eleven minutes. Those of data, decompositions and training, of kernels, of files for devices (deploy), and the fit
+of the cost model's constants (prices) are run by themselves.
 """
 
 from __future__ import annotations

@@ -276,6 +276,40 @@ def sizes() -> str:
     return f"{about}\n\n{table(('layer', *columns), lines)}"
 
 
+def deployed() -> str:
+    """Every way out of Python, from benchmarks/results/deploy.json."""
+    data = read("deploy")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.deploy` makes one."
+    networks, steps = data["networks"], data["steps"]
+    head, lines = ["way"], {name: [name] for name in networks[0]["ways"]}
+    for number, network in enumerate(networks):
+        letter = "AB"[number]
+        head += [f"{letter}: file, KB", "memory, MB", "1 step, us", f"{steps} steps, us"]
+        for name, way in network["ways"].items():
+            times = (f"{_digits(1e6 * way[part]['seconds'])}" for part in ("step", "steps"))
+            lines[name] += [_digits(way["bytes"] / 1024), _digits(way["memory"] / 2**20), *times]
+    titles = "; ".join(f"{'AB'[number]}: {network['title']}" for number, network in enumerate(networks))
+    about = (
+        f"{titles}. Batch 1, one thread, medians. Memory is that of a process with all its libraries. From "
+        "`benchmarks/results/deploy.json`; `python -m benchmarks.deploy` measures it anew."
+    )
+    return f"{table(head, list(lines.values()))}\n\n{about}"
+
+
+def one_step() -> str:
+    """A step of C files beside our operators, from benchmarks/results/deploy_steps.json."""
+    data = read("deploy_steps")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.deploy` makes one."
+    found: dict[str, list[str]] = {}
+    for row in data["steps"]:
+        over = f"{row['over_call']['seconds']:.2f} ({row['over_sequence']['seconds']:.1f})"
+        found.setdefault(row["network"], [row["network"]]).extend([over, f"{row['text']:,}"])
+    head = ("network", "float", "code", "8 bits", "code", "4 bits", "code")
+    return table(head, list(found.values()))
+
+
 def g2p() -> str:
     """Error against bytes of a trained model, from benchmarks/results/g2p.json."""
     data = read("g2p")

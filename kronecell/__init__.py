@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors, which do not 
     from kronecell.deploy.choices import load_choices, save_choices
     from kronecell.deploy.modules import save
     from kronecell.deploy.onnx import export_onnx
+    from kronecell.deploy.program import export_program
     from kronecell.errors import CheckpointError, DataError, KronecellError, PlanError, RankError, ShapeError
     from kronecell.formats import BT, CP, HT, KCP, KT, TR, TT, Dense, Doped, Format, LowRank, Tucker, parse
     from kronecell.formats.modes import factorize
@@ -59,6 +60,7 @@ _CONTENTS = {
     "deploy.choices": ("load_choices", "save_choices"),
     "deploy.modules": ("save",),
     "deploy.onnx": ("export_onnx",),
+    "deploy.program": ("export_program",),
     "training.classifier": ("VideoClassifier",),
     "training.predict": ("Prediction", "Preprocessing"),
     "training.saved": ("load",),
@@ -108,6 +110,7 @@ __all__ = [
     "dequantize",
     "export_c",
     "export_onnx",
+    "export_program",
     "factorize",
     "finetune",
     "freeze",

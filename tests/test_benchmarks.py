@@ -27,7 +27,7 @@ def test_all_benchmarks_run_quickly(tmp_path: Path) -> None:
     assert (tmp_path / "growth.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(("name", "key"), [("prices", "prices"), ("kernels", "products")])
+@pytest.mark.parametrize(("name", "key"), [("prices", "prices"), ("kernels", "products"), ("deploy", "networks")])
 def test_those_that_are_run_by_themselves_run(tmp_path: Path, name: str, key: str) -> None:
     pytest.importorskip("scipy")
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--results", str(tmp_path)]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,11 +97,20 @@ def _recurrent() -> dict[str, Any]:
     return {"torch": torch, "frames": torch.randn(2, 3, 1152)}
 
 
+def _deploy() -> dict[str, Any]:
+    sizes = kc.Preprocessing(width=8, height=6, frames=2, segments=2)
+    kc.save(kc.VideoClassifier(sizes.input_size, 8, 3, preprocessing=sizes), "runs/mine/fold0-seed0")
+    Path("clips").mkdir()
+    np.save("clips/one.npy", np.zeros((4, 6, 8, 3), np.uint8))
+    return {}
+
+
 # What a page takes for granted, and numbers that are made small: a page may speak of 57,600 pixels and 100 epochs.
 SETUP: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/export.md": _export,
     "docs/compress.md": _compress,
     "docs/data.md": _data,
+    "docs/deploy.md": _deploy,
     "docs/report.md": _report,
     "docs/scale-out.md": _scale_out,
     "docs/recurrent.md": _recurrent,

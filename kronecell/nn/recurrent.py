@@ -245,7 +245,7 @@ class Recurrent(Cell, nn.Module):
 
     def _direction(self, end: str) -> Direction:
         if self.frozen:
-            bias, bias_n, project, *hidden = [self._buffers[name] for name in self.frozen[end]]
+            bias, bias_n, project, *hidden = [self._buffers.get(name) for name in self.frozen[end]]
             return Direction(
                 self._modules.get("weight_ih" + end, self._parameters.get("weight_ih" + end)),  # type: ignore[arg-type]
                 bias,
@@ -272,8 +272,9 @@ class Recurrent(Cell, nn.Module):
             parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(len(hidden))))
             names[end] = [f"frozen_{part}{end}" for part in parts]
             for name, tensor in zip(names[end], held, strict=True):
-                copy = None if tensor is None else tensor.detach().clone(memory_format=torch.contiguous_format)
-                self.register_buffer(name, copy, persistent=False)
+                if tensor is not None:  # torch.export counts buffers that are None, and loses its way
+                    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    self.register_buffer(name, copy, persistent=False)
             if isinstance(weights.weight, TensorLinear):
                 weights.weight.freeze_products(rows)
         self.frozen = names

@@ -31,6 +31,7 @@ Function = TypeVar("Function", bound=Call)
 
 _library = Library("kronecell", "FRAGMENT")
 _references = Library("kronecell_reference", "FRAGMENT")
+OPERATORS: list[Operator] = []
 
 
 def operator(
@@ -72,7 +73,8 @@ def operator(
         key = f"Autocast{device.upper()}"
         _library.impl(name, _without_autocast(overload, device), key)
 
-    return Operator(name, reference, overload)
+    OPERATORS.append(Operator(name, reference, overload, compiled))
+    return OPERATORS[-1]
 
 
 class Operator:
@@ -81,8 +83,9 @@ class Operator:
     `kernel` is torch's operator itself, for callers below autograd, where no argument can have a tangent.
     """
 
-    def __init__(self, name: str, reference: Call, kernel: Any) -> None:
+    def __init__(self, name: str, reference: Call, kernel: Any, compiled: bool) -> None:
         self.name, self.reference, self.kernel = name, reference, kernel
+        self.compiled = compiled  # in the library, so that it runs without Python
         self.__doc__ = reference.__doc__
 
     def __call__(self, *args: Any) -> Any:

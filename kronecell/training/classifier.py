@@ -138,7 +138,8 @@ class VideoClassifier(nn.Module):
     def classifier_parts(self) -> ClassifierParts:
         """For `kc.export_c`."""
         rnn, head = self.rnn, self.classifier
-        return ClassifierParts(rnn, head, self.normalise, self.pixel_mean, self.input_gain, self.class_names)
+        reads = self.normalise, self.pixel_mean, self.input_gain
+        return ClassifierParts(rnn, head, *reads, self.class_names, self.readout)
 
     def saved_arguments(self) -> dict[str, Any]:
         """What `kc.save` and a run directory keep beside the weights, in JSON's types."""

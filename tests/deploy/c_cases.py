@@ -64,7 +64,8 @@ def _drawn(draw: random.Random, seed: int) -> tuple[str, nn.Module]:
     elif kind == "Linear":
         module = nn.Linear(M, H, bias=draw.random() < 0.5)
     else:
-        words |= {"normalise": draw.choice(("pixel", "frame")), "cell": draw.choice(("lstm", "gru"))}
+        words |= {"normalise": draw.choice(("pixel", "frame", "clip")), "cell": draw.choice(("lstm", "gru"))}
+        words["readout"] = draw.choice(("last", "mean"))
         module = kc.VideoClassifier(M, H, draw.choice((2, 11)), pixel_mean=0.3, input_gain=2.0, **words)
     bits = draw.choice((None, 3, 4, 5, 6, 7, 8))
     if bits is not None:

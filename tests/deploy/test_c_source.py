@@ -45,13 +45,19 @@ def test_the_file_computes_what_the_module_does_over_the_grid(seed: int, tmp_pat
 
 
 @needs_compiler
-def test_a_clip_has_the_chances_that_predict_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("normalise", "readout"), [("pixel", "last"), ("frame", "mean"), ("clip", "mean")])
+def test_a_clip_has_the_chances_that_predict_gives(normalise: str, readout: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     sizes = kc.Preprocessing(width=8, height=5, channels=3, frames=3, segments=2)
     names = ("up", "down", 'a "quoted" */ name')
-    model = kc.VideoClassifier(120, 16, names, input_format=KCP, preprocessing=sizes, pixel_mean=0.4, input_gain=3.0)
+    model = kc.VideoClassifier(
+        120, 16, names, input_format=KCP, preprocessing=sizes, pixel_mean=0.4, input_gain=3.0, normalise=normalise,
+        readout=readout,
+    )  # fmt: skip
     model = kc.quantize(model.eval(), bits=4)
-    kc.export_c(model, tmp_path, "clips")
+    exported = kc.export_c(model, tmp_path, "clips")
+    streams = "void clips_step(" in exported.header.read_text()
+    assert streams == (normalise != "clip")  # the moments of a clip are known after its last frame
     clip = torch.randint(0, 256, (6, 5, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     expected = model.predict(clip)
     main = """#include <stdio.h>
@@ -63,13 +69,14 @@ int main(void)
     float chances[CLIPS_OUTPUTS];
     if (fread(frames, 1, sizeof frames, stdin) != sizeof frames)
         return 1;
-    printf("%d\\n", (int)clips_predict(&state, frames, 2, 3, chances));
+    printf("%d %d\\n", (int)clips_predict(&state, frames, 2, 3, chances), (int)sizeof state);
     fwrite(chances, sizeof(float), CLIPS_OUTPUTS, stdout);
     return 0;
 }
 """
-    label, chances = compiled(tmp_path, "clips", main, clip.numpy().tobytes()).split(b"\n", 1)
-    assert names[int(label)] == expected.label
+    numbers, chances = compiled(tmp_path, "clips", main, clip.numpy().tobytes()).split(b"\n", 1)
+    label, ram = map(int, numbers.split())
+    assert names[label] == expected.label and ram == exported.report.ram
     np.testing.assert_allclose(np.frombuffer(chances, np.float32), expected.chances, atol=1e-6)
 
 

@@ -103,7 +103,8 @@ def test_the_file_gives_the_module_s_outputs_at_other_lengths(name: str, densify
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     found = operators(path)
     assert "Einsum" not in found
-    assert ("LSTM" if node == "Scan" and name != "projection" and densify else node) in found
+    dense = "GRU" if isinstance(rnn, kc.GRU) else "LSTM"
+    assert (dense if node == "Scan" and name != "projection" and densify else node) in found
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ late can be loops around the steps before: for every index only a slice of the i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -21,7 +21,8 @@ from kronecell.ops.quantized import row_bytes
 from kronecell.plans.network import INPUT
 from kronecell.plans.plan import Plan
 
-LARGEST_ROW = 512  # weights of integers that are made floats at a time, where an operand is larger
+# Weights of integers that are made floats at a time, where an operand is larger.
+LARGEST_ROW = {"size": 2**7, "balance": 2**9, "speed": 2**11}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Operand:
     legs: tuple[str, ...]
     values: Tensor | None  # with these legs, in double precision
     factor: QuantizedFactor | None
+    largest: int  # weights of integers that are made floats at a time
 
     def elements(self, sizes: Mapping[str, int]) -> int:
         """How many weights."""
@@ -41,7 +43,7 @@ class Operand:
         """Of integers: the first legs, for each of whose indices the others are made floats at once."""
         left = self.elements(sizes)
         for number, leg in enumerate(self.legs):
-            if left <= LARGEST_ROW:
+            if left <= self.largest:
                 return self.legs[:number]
             left //= sizes[leg]
         return self.legs[:-1]
@@ -94,8 +96,8 @@ class Chain:
         return prod(self.sizes[leg] for leg in self.legs[step + 1] if leg not in around)
 
 
-def chain_of(plan: Plan, layer: TensorLinear) -> Chain:
-    """The chain of a plan for the weights of a layer."""
+def chain_of(plan: Plan, layer: TensorLinear, largest: int) -> Chain:
+    """The chain of a plan for the weights of a layer; at most `largest` integers are made floats at a time."""
     network = plan.network
     stored = getattr(layer, "quantized", None) or {}
     tensors = {name: tensor.detach().double() for name, tensor in layer.factors().items()}
@@ -117,13 +119,44 @@ def chain_of(plan: Plan, layer: TensorLinear) -> Chain:
             continue
         name = step.left if step.right in hot else step.right
         if name in stored:
-            operands.append(Operand(name, _stored_legs(stored[name], legs[name]), None, stored[name]))
+            operands.append(Operand(name, _stored_legs(stored[name], legs[name]), None, stored[name], largest))
         else:
-            operands.append(Operand(name, legs[name], tensors[name], None))
+            operands.append(Operand(name, legs[name], tensors[name], None, largest))
         hot.add(step.name)
         behind.append(step.out_legs)
-    return Chain(
+    chain = Chain(
         plan.order, network.inputs, network.outputs, dict(network.sizes), tuple(operands), tuple(behind), plan.macs
+    )
+    for place in range(len(operands)):
+        chain = _with_long_rows(chain, place)
+    return chain
+
+
+def _with_long_rows(chain: Chain, place: int) -> Chain:
+    """The same chain with a leg in two, where rows of an operand of integers are much shorter than they may be."""
+    operand, sizes = chain.operands[place], chain.sizes
+    if operand.factor is None or not operand.lead(sizes):
+        return chain
+    *before, leg = operand.lead(sizes)
+    row = operand.elements(sizes) // prod(sizes[other] for other in (*before, leg))
+    inner = max(n for n in range(1, sizes[leg] + 1) if sizes[leg] % n == 0 and n * row <= max(row, operand.largest))
+    of_scales = {of.legs[0] for of in chain.operands if of.factor is not None and of.factor.rows > 1}
+    if inner in (1, sizes[leg]) or leg in of_scales:
+        return chain
+    first, second = f"{leg}_outer", f"{leg}_inner"
+
+    def renamed(legs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for old in legs for name in ((first, second) if old == leg else (old,)))
+
+    def values(of: Operand) -> Tensor | None:
+        shape = [size for old in of.legs for size in ((sizes[leg] // inner, inner) if old == leg else (sizes[old],))]
+        return None if of.values is None else of.values.reshape(shape)
+
+    operands = tuple(replace(of, legs=renamed(of.legs), values=values(of)) for of in chain.operands)
+    sizes = {**sizes, first: sizes[leg] // inner, second: inner}
+    legs = tuple(renamed(some) for some in chain.legs)
+    return replace(
+        chain, inputs=renamed(chain.inputs), outputs=renamed(chain.outputs), sizes=sizes, operands=operands, legs=legs
     )
 
 
@@ -136,7 +169,7 @@ def _stored_legs(factor: QuantizedFactor, legs: tuple[str, ...]) -> tuple[str, .
 MOST_BYTES = 2**26  # of products of weights that are computed to be judged
 
 
-def chains_of(layer: TensorLinear) -> list[Chain]:
+def chains_of(layer: TensorLinear, prefer: str) -> list[Chain]:
     """All orders that a layer may run in: that which it was given, or all that are known for one row."""
     if layer.order != "auto":
         plans = [layer.format.plan(layer.order, 1, gates=layer.gates, shared=layer.shared)]
@@ -145,4 +178,4 @@ def chains_of(layer: TensorLinear) -> list[Chain]:
             found = candidates(layer.product(1))
         plans = [plan for plan in found.values() if plan.chunk is None and not plan.wide]
     small = [plan for plan in plans if 4 * max((s.size for s in plan.steps if s.hoisted), default=0) <= MOST_BYTES]
-    return [chain_of(plan, layer) for plan in small or plans]
+    return [chain_of(plan, layer, LARGEST_ROW[prefer]) for plan in small or plans]

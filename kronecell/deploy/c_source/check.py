@@ -126,7 +126,7 @@ def answers(module: Any, x: Tensor) -> list[Tensor]:
     if x.dtype == torch.uint8:
         scores = module(x)
         chances = scores.softmax(-1).mean(0)
-        return [chances, scores[-1]]
+        return [chances] if module.normalise == "clip" else [chances, scores[-1]]
     x = x.to(dtype)
     last: Any = None
     if isinstance(module, RecurrentCell):
@@ -156,7 +156,9 @@ def harness(network: Network, name: str) -> str:
     if network.classifier is not None:
         body = f"""    {name}_predict(&state, x, {SEGMENTS}, {STEPS}, y);
     fwrite(y, sizeof(float), {upper}_OUTPUTS, stdout);
-    {name}_reset(&state);
+"""
+        if network.classifier.normalise != "clip":
+            body += f"""    {name}_reset(&state);
     for (size_t step = 0; step < {STEPS}; step++)
         {name}_step(&state, x + ({(SEGMENTS - 1) * STEPS} + step) * {upper}_INPUTS, y);
     fwrite(y, sizeof(float), {upper}_OUTPUTS, stdout);

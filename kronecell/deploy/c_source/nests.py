@@ -1,7 +1,8 @@
-"""One step of a chain as loops around a small product, and the layouts of intermediates that make these products long.
+"""One step of a chain as loops around a small product, and the layouts of intermediates that make these products fast.
 
-The small product is y[j] += sum over s of v[s] m[s, j], with j next to each other in m and y. Either side can be the
-matrix: the operand, where it adds legs, or x, where legs stay.
+There are two: `rows`, y[i][j] += sum over s of v[i][s] m[s][j], with j next to each other in m and y, where either side
+can be the matrix m: the operand, where it adds legs, or x, where legs stay; and `dots`, with s next to each other in x
+and in the operand. All of i, j and s may be several legs that one index counts.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from math import prod
 from kronecell.deploy.c_source.chains import Chain
 
 Layout = dict[str, int]  # leg -> stride
-CALL, ROW, LANES = 16, 3, 8  # prices of a call and of a row of its matrix, in multiply-adds of one register
+# Prices in clock cycles of a processor whose vectors have 8 floats: a multiply-add waits 4 cycles for the one before.
+CALL, LATENCY = 16, 4
 MOST_LEGS = 4  # of an intermediate all of whose layouts are tried
 
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops outside in, and a product: the legs summed in it, and those side by side in y (none: a dot product)."""
+    """Loops outside in, and a product: the legs of its rows, those summed, and those side by side in y."""
 
     loops: tuple[str, ...]
+    many: tuple[str, ...]
     summed: tuple[str, ...]
     side: tuple[str, ...]
-    by_operand: bool  # the operand is the matrix, else x
+    kind: str  # "operand" or "x", whichever is the matrix of rows; "dots"
     x: Layout
     operand: Layout
     out: Layout
@@ -56,52 +59,61 @@ def nest(
     """
     real = {leg for leg in (*x, *legs, *out) if sizes[leg] > 1} - {*lead} - around
     summed = [leg for leg in x if leg in real and leg not in out]
-    added = {leg for leg in legs if leg in real and leg not in x}
-    kept = {leg for leg in x if leg in real and leg in out and leg not in legs}
+    added = [leg for leg in legs if leg in real and leg not in x]
+    kept = [leg for leg in x if leg in real and leg in out and leg not in legs]
     best: Nest | None = None
-    for by_operand in (True, False):
-        side = _run(sizes, out, fixed if by_operand else x, added if by_operand else kept)
-        if not by_operand and not side:
-            continue
-        inner = _summed_run(sizes, summed, x, fixed)
-        rest = [leg for leg in (*out, *summed) if leg in real and leg not in side and leg not in inner]
-        last = [leg for leg in (*rest, *inner, *side) if leg in legs]
-        layout = contiguous([*[leg for leg in legs if leg not in last], *last], sizes) if fixed is None else fixed
-        calls, S, V = (prod(sizes[leg] for leg in group) for group in ((*lead, *rest), inner, side))
-        if side:
-            one = CALL + S * (ROW + -(-V // LANES))
+    for kind in ("operand", "x", "dots"):
+        of_operand = [] if fixed is None else [fixed]
+        inner = _counted(sizes, summed, x, *of_operand)
+        if kind == "operand":
+            side = _counted(sizes, added, out, *of_operand, dense=True)
+            many = _counted(sizes, kept, out, x)
+        elif kind == "x":
+            side = _counted(sizes, kept, out, x, dense=True)
+            many = _counted(sizes, added, out, *of_operand)
         else:
-            one = CALL + S * (1 if S == 1 or (x[inner[-1]] == 1 and layout[inner[-1]] == 1) else ROW)
-        if best is None or calls * one < best.price:
-            loops = (*lead, *rest)
-            best = Nest(loops, tuple(inner), tuple(side), by_operand, x, layout, out, calls * one)
+            inner = _counted(sizes, summed, x, *of_operand, dense=True)
+            side = _counted(sizes, added, out, *of_operand)
+            many = _counted(sizes, kept, out, x)
+        if kind != "operand" and not (side if kind == "x" else inner):
+            continue
+        rest = [leg for leg in (*out, *summed) if leg in real and leg not in {*side, *many, *inner}]
+        last = (*many, *side, *inner) if kind == "dots" else (*many, *inner, *side)
+        order = [leg for leg in (*rest, *last) if leg in legs]
+        layout = contiguous([*[leg for leg in legs if leg not in order], *order], sizes) if fixed is None else fixed
+        calls, R, S, V = (prod(sizes[leg] for leg in group) for group in ((*lead, *rest), many, inner, side))
+        price = calls * (CALL + (_dots_price if kind == "dots" else _rows_price)(R, S, V))
+        if best is None or price < best.price:
+            best = Nest((*lead, *rest), tuple(many), tuple(inner), tuple(side), kind, x, layout, out, price)
     assert best is not None
     return best
 
 
-def _run(sizes: Mapping[str, int], out: Layout, other: Layout | None, allowed: set[str]) -> list[str]:
-    """The last legs of y, as long as they are allowed and lie side by side in `other` too."""
-    run: list[str] = []
-    stride = 1
-    by_stride = sorted((leg for leg in out if sizes[leg] > 1), key=lambda leg: out[leg])
-    for leg in by_stride:
-        if leg not in allowed or out[leg] != stride or (other is not None and other.get(leg) != stride):
-            break
-        run.insert(0, leg)
-        stride *= sizes[leg]
-    return run
+def _rows_price(R: int, S: int, V: int) -> float:
+    """R rows of V sums of S products; four rows run side by side, and a row alone in pieces of 32, 8, 4 and 1."""
+    left = V % 8 // 4 + V % 4
+    alone = LATENCY * S * (V // 32 + V % 32 // 8 + left)
+    fours = R // 4 if V >= 8 else 0
+    together = LATENCY * S * (V // 16 + V % 16 // 8 + 4 * left)
+    return fours * (CALL + together) + (R - 4 * fours) * (CALL + alone)
 
 
-def _summed_run(sizes: Mapping[str, int], summed: Sequence[str], x: Layout, fixed: Layout | None) -> list[str]:
-    """Summed legs that can be counted by one index."""
+def _dots_price(R: int, S: int, V: int) -> float:
+    """R rows of V sums of S products, four sums at a time, each in 16 parts that are added up at the end."""
+    lines, left = divmod(S, 16)
+    return R * (V // 4 * (CALL + 5 * lines + LATENCY * left) + V % 4 * (CALL + LATENCY * (lines + left)))
+
+
+def _counted(sizes: Mapping[str, int], legs: Sequence[str], *layouts: Layout, dense: bool = False) -> list[str]:
+    """The most of these legs that one index can count in all layouts; `dense`: its step is one in all of them."""
     best: list[str] = []
-    ordered = sorted(summed, key=lambda leg: x[leg])
-    for start in range(len(ordered)):
-        run = [ordered[start]]
+    ordered = sorted(legs, key=lambda leg: layouts[0][leg])
+    for start, first in enumerate(ordered):
+        if dense and any(layout[first] != 1 for layout in layouts):
+            continue
+        run = [first]
         for leg in ordered[start + 1 :]:
-            extent = sizes[run[0]]
-            follows = x[leg] == extent * x[run[0]] and (fixed is None or fixed[leg] == extent * fixed[run[0]])
-            if not follows:
+            if any(layout[leg] != sizes[run[0]] * layout[run[0]] for layout in layouts):
                 break
             run.insert(0, leg)
         if prod(sizes[leg] for leg in run) > prod(sizes[leg] for leg in best):

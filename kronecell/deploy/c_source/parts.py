@@ -65,10 +65,11 @@ class ClassifierParts:
 
     rnn: Recurrent
     head: nn.Module
-    normalise: str
+    normalise: str  # "pixel"; "frame", or "clip": by the moments of a frame, or of all frames of a segment
     mean: float
     gain: float
     classes: tuple[str, ...]
+    readout: str  # what the head reads: the "last" state, or the "mean" of all outputs
 
 
 @runtime_checkable
@@ -118,7 +119,10 @@ def take_apart(module: nn.Module) -> Network:
     if isinstance(module, Classifier):
         parts = module.classifier_parts()
         if parts.rnn.bidirectional:
-            raise CheckpointError("a classifier that reads clips backwards cannot run frame by frame, as C would")
+            raise CheckpointError(
+                "a classifier that reads clips backwards, too, would have to hold a whole clip; export its recurrent "
+                "layer and its linear layer one by one, or train one of a single direction"
+            )
         layers = _layers(parts.rnn)
         head, bias = _linear(parts.head, "head")
         return Network(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kronecell.deploy.c_source.chains import Chain, Operand, chains_of
-from kronecell.deploy.c_source.helpers import PANEL
+from kronecell.deploy.c_source.kernels import PANEL
+from kronecell.deploy.c_source.kernels_integers import block, packed
 from kronecell.deploy.c_source.memory import place
 from kronecell.deploy.c_source.nests import Layout, Nest, contiguous, nests_of
 from kronecell.deploy.c_source.parts import Matrix
@@ -18,7 +19,7 @@ from kronecell.deploy.c_source.source import Source
 from kronecell.nn.linear import TensorLinear
 from kronecell.nn.quantized import QuantizedFactor, QuantizedLinear
 from kronecell.nn.sparse import SparseMatrix
-from kronecell.ops.quantized import pack, unpack
+from kronecell.ops.quantized import unpack
 
 SMALL = {"balance": 2**10, "size": 2**7, "speed": 2**15}  # floats of scratch that are not worth a loop
 
@@ -80,11 +81,14 @@ def _dense(source: Source, matrix: Matrix, weight: Tensor, of_bytes: bool) -> tu
 
 
 def _quantized(source: Source, matrix: Matrix, layer: QuantizedLinear, of_bytes: bool) -> tuple[str, list[str]]:
-    array = source.integers(f"{matrix.name}_integers", layer.integers)
-    scales = source.floats(f"{matrix.name}_scales", layer.scales)
-    function = source.quantized(layer.bits, of_bytes)
-    sizes = f"{layer.rows}, {layer.columns}, {layer.group}"
-    return source.fresh(matrix.name), [f"    {function}(y, x, {array}, {scales}, {sizes});"]
+    integers, wide = unpack(layer.integers, layer.bits, layer.columns), block(layer.bits)
+    panels = [packed(panel.t(), layer.bits).reshape(-1) for panel in integers.split(wide)]
+    array = source.integers(f"{matrix.name}_integers", torch.cat(panels))
+    scales = torch.cat([some.t().reshape(-1) for some in layer.scales.split(wide)])
+    of_groups = source.floats(f"{matrix.name}_scales", scales)
+    function = source.integer_panels(layer.bits, of_bytes)
+    sizes = f"{layer.columns}, {layer.rows}, {layer.group}"
+    return source.fresh(matrix.name), [f"    {function}(y, x, {array}, {of_groups}, {sizes});"]
 
 
 def _sparse(source: Source, name: str, sparse: SparseMatrix, x: str, of_bytes: bool) -> str:
@@ -92,7 +96,8 @@ def _sparse(source: Source, name: str, sparse: SparseMatrix, x: str, of_bytes: b
     size, gaps = sparse.size, source.integers(f"{name}_gaps", sparse.gaps)
     factor = dict(getattr(sparse, "quantized", None) or {}).get("entries")
     if factor is not None and factor.rows == 1 and size.block == 1:
-        array, scales = source.integers(f"{name}_S", factor.integers), source.floats(f"{name}_S_scales", factor.scales)
+        stored = packed(unpack(factor.integers, factor.bits, factor.columns), factor.bits)
+        array, scales = source.integers(f"{name}_S", stored), source.floats(f"{name}_S_scales", factor.scales)
         function = source.sparse_integers(factor.bits, sparse.gaps.dtype, of_bytes)
         return f"    {function}(y, {x}, {array}, {scales}, {factor.group}, {gaps}, {size.count}, {size.inputs});"
     values = source.floats(f"{name}_S", sparse.entries)
@@ -105,7 +110,7 @@ def _sparse(source: Source, name: str, sparse: SparseMatrix, x: str, of_bytes: b
 
 def plan_network(layer: TensorLinear, prefer: str) -> tuple[Chain, Memory]:
     """The order of a network, with the loops that keep its memory small."""
-    found = [(chain, memory_for(chain, prefer)) for chain in chains_of(layer)]
+    found = [(chain, memory_for(chain, prefer)) for chain in chains_of(layer, prefer)]
 
     def price(of: tuple[Chain, Memory]) -> tuple[int, int]:
         chain, memory = of
@@ -182,7 +187,7 @@ class _Writer:
             return self.source.floats(label, values), ""
         factor, rows = operand.factor, operand.rows(self.chain.sizes)
         integers = unpack(factor.integers, factor.bits, factor.columns).reshape(rows, -1)
-        stored = self.source.integers(f"{label}_integers", pack(integers, factor.bits))
+        stored = self.source.integers(f"{label}_integers", packed(integers, factor.bits))
         return stored, self.source.floats(f"{label}_scales", factor.scales)
 
     def whole(self) -> list[str]:
@@ -285,16 +290,27 @@ class _Writer:
         return lines
 
     def _call(self, nest: Nest, x: str, small: str, y: str, of_bytes: bool) -> str:
-        sizes = self.chain.sizes
-        count, width = (prod(sizes[leg] for leg in group) for group in (nest.summed, nest.side))
-        last = nest.summed[-1] if nest.summed else None
-        of_x = nest.x[last] if last is not None else 0
-        of_small = nest.operand[last] if last is not None else 0
-        if not nest.side:
-            return f"*({y}) += {self.source.dot(of_bytes)}({x}, {of_x}, {small}, {of_small}, {count});"
-        if nest.by_operand:
-            return f"{self.source.rows(of_bytes)}({y}, {x}, {of_x}, {small}, {of_small}, {count}, {width});"
-        return f"{self.source.rows(False, of_bytes)}({y}, {small}, {of_small}, {x}, {of_x}, {count}, {width});"
+        sizes, source = self.chain.sizes, self.source
+        count, width, many = (prod(sizes[leg] for leg in group) for group in (nest.summed, nest.side, nest.many))
+
+        def by(layout: Layout, legs: Sequence[str]) -> int:
+            return layout.get(legs[-1], 0) if legs else 0
+
+        next_y, of_x, of_small = by(nest.out, nest.many), by(nest.x, nest.summed), by(nest.operand, nest.summed)
+        if nest.kind == "dots":
+            apart, skip = by(nest.out, nest.side), by(nest.operand, nest.side)
+            matrix = f"{x}, {by(nest.x, nest.many)}, {small}, {skip}, {count}, {width}, {many}"
+            return f"{source.dots(of_bytes)}({y}, {next_y}, {apart}, {matrix});"
+        if nest.kind == "operand":
+            vectors, row, step, matrix, skip = x, by(nest.x, nest.many), of_x, small, of_small
+            kinds = (of_bytes, False)
+        else:
+            vectors, row, step, matrix, skip = small, by(nest.operand, nest.many), of_small, x, of_x
+            kinds = (False, of_bytes)
+        if many == 1:
+            return f"{source.rows(*kinds)}({y}, {vectors}, {step}, {matrix}, {skip}, {count}, {width});"
+        sizes_text = f"{matrix}, {skip}, {count}, {width}, {many}"
+        return f"{source.tiles(*kinds)}({y}, {next_y}, {vectors}, {row}, {step}, {sizes_text});"
 
 
 def _index(leg: str) -> str:

@@ -7,9 +7,8 @@ import re
 import torch
 from torch import Tensor
 
-from kronecell.deploy.c_source import helpers
+from kronecell.deploy.c_source import helpers, kernels, kernels_integers
 from kronecell.errors import CheckpointError
-from kronecell.ops.quantized import BLOCK, row_bytes
 
 INTEGERS = {torch.int8: "int8_t", torch.uint8: "uint8_t", torch.int16: "int16_t", torch.int32: "int32_t"}
 MOST_BYTES = 2**28  # of all arrays: a compiler needs about ten times as much memory
@@ -78,57 +77,71 @@ class Source:
 
     def rows(self, v_bytes: bool, m_bytes: bool = False) -> str:
         """rows(y, v, step, m, skip, count, width)"""
-        self._helper("vectors", helpers.LANES)
+        self._helper("vectors", kernels.LANES)
         end = "_bytes" if v_bytes else "_of_bytes" if m_bytes else ""
-        return self._helper(f"rows{end}", helpers.GEMV.format(end=end, V=_type(v_bytes), M=_type(m_bytes)))
+        return self._helper(f"rows{end}", kernels.ROWS.format(end=end, V=_type(v_bytes), M=_type(m_bytes)))
 
-    def dot(self, v_bytes: bool) -> str:
-        """dot(v, step, m, skip, count)"""
-        self._helper("vectors", helpers.LANES)
-        end = "_bytes" if v_bytes else ""
-        return self._helper(f"dot{end}", helpers.DOT.format(end=end, V=_type(v_bytes), M="float"))
+    def tiles(self, v_bytes: bool, m_bytes: bool = False) -> str:
+        """tiles(y, next, v, row, step, m, skip, count, width, many)"""
+        end = self.rows(v_bytes, m_bytes).removeprefix("rows")
+        return self._helper(f"tiles{end}", kernels.tiles(end, _type(v_bytes), _type(m_bytes)))
+
+    def dots(self, of_bytes: bool) -> str:
+        """dots(y, next, apart, x, row, m, skip, count, width, many)"""
+        self._helper("vectors", kernels.LANES)
+        end = "_bytes" if of_bytes else ""
+        for name, text in (("dot", kernels.DOT), ("dots", kernels.DOTS)):
+            self._helper(f"{name}{end}", text.format(end=end, X=_type(of_bytes)))
+        return f"dots{end}"
 
     def panels(self, of_bytes: bool) -> str:
         """panels(y, x, w, inputs, outputs)"""
         self.rows(of_bytes)
         end = "_bytes" if of_bytes else ""
-        return self._helper(f"panels{end}", helpers.PANELS.format(end=end, rows=end, X=_type(of_bytes)))
+        text = kernels.PANELS.format(end=end, rows=end, X=_type(of_bytes), chunk=kernels.CHUNK)
+        return self._helper(f"panels{end}", text)
 
     def unpack(self, bits: int) -> str:
         """unpack_8(out, w, scales, start, count, group)"""
         self._integers(bits)
-        text = helpers.UNPACK.format(bits=bits, W=helpers.stored_type(bits), block=BLOCK)
+        self._helper("scaled", kernels_integers.SCALED)
+        text = kernels_integers.UNPACK.format(
+            bits=bits, W=kernels_integers.stored_type(bits), block=kernels_integers.block(bits)
+        )
         return self._helper(f"unpack_{bits}", text)
 
-    def quantized(self, bits: int, of_bytes: bool) -> str:
-        """quantized_8(y, x, w, scales, outputs, columns, group)"""
+    def integer_panels(self, bits: int, of_bytes: bool) -> str:
+        """panels_8(y, x, w, scales, inputs, outputs, group)"""
         self._integers(bits)
-        self.dot(of_bytes)
-        end = "_bytes" if of_bytes else ""
-        self._helper(f"block_{bits}{end}", helpers.block(bits, _type(of_bytes), end))
-        row = "columns" if bits == 8 else f"(columns + 7) / 8 * {bits}"
-        text = helpers.QUANTIZED.format(
-            bits=bits, end=end, X=_type(of_bytes), W=helpers.stored_type(bits), block=BLOCK, dot=end, row_bytes=row
-        )
-        return self._helper(f"quantized_{bits}{end}", text)
+        block, end = kernels_integers.block(bits), "_bytes" if of_bytes else ""
+        text = kernels_integers.INTEGER_PANELS.format(
+            bits=bits, end=end, X=_type(of_bytes), W=kernels_integers.stored_type(bits), block=block,
+            chunk=kernels.CHUNK, full_bytes=block * bits // 8, bytes="width" if bits == 8 else f"wide / 8 * {bits}",
+        )  # fmt: skip
+        return self._helper(f"panels_{bits}{end}", text)
 
     def sparse(self, gaps: torch.dtype, of_bytes: bool) -> str:
         """sparse(y, x, values, gaps, count, inputs, block)"""
         end = f"_{8 * gaps.itemsize}" + ("_bytes" if of_bytes else "")
-        return self._helper(f"sparse{end}", helpers.SPARSE.format(end=end, X=_type(of_bytes), G=INTEGERS[gaps]))
+        return self._helper(f"sparse{end}", kernels.SPARSE.format(end=end, X=_type(of_bytes), G=INTEGERS[gaps]))
 
     def sparse_integers(self, bits: int, gaps: torch.dtype, of_bytes: bool) -> str:
         """sparse_8(y, x, w, scales, group, gaps, count, inputs)"""
         self._integers(bits)
+        self._helper("scaled", kernels_integers.SCALED)
         end = f"_{8 * gaps.itemsize}" + ("_bytes" if of_bytes else "")
-        text = helpers.SPARSE_INTEGERS.format(
-            bits=bits, end=end, X=_type(of_bytes), W=helpers.stored_type(bits), G=INTEGERS[gaps], block=BLOCK
+        text = kernels_integers.SPARSE_INTEGERS.format(
+            bits=bits,
+            end=end,
+            X=_type(of_bytes),
+            W=kernels_integers.stored_type(bits),
+            G=INTEGERS[gaps],
+            block=kernels_integers.block(bits),
         )
         return self._helper(f"sparse_{bits}{end}", text)
 
     def _integers(self, bits: int) -> None:
-        self._helper(f"integers_{bits}", helpers.integers(bits))
-        self._helper("scaled", helpers.SCALED)
+        self._helper(f"integers_{bits}", kernels_integers.integers(bits))
 
     def activation(self, name: str, text: str) -> str:
         """A function that needs sigmoid and tanh."""
@@ -148,11 +161,6 @@ class Source:
         self._names.add(name)
         self._helpers.setdefault(name, text)
         return name
-
-
-def stored_bytes(rows: int, columns: int, bits: int) -> int:
-    """Of a matrix of integers."""
-    return rows * row_bytes(columns, bits)
 
 
 def _type(of_bytes: bool) -> str:

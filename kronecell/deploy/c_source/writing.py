@@ -46,6 +46,7 @@ class _Network:
         self.products: list[tuple[Matrix, Product]] = []
         self.layers = flat(network.layers)
         self.scratch = 0
+        self.one_step = self.source.fresh("one_step")
         self.calls = {
             layer.name: self._layer(layer, number < network.directions) for number, layer in enumerate(self.layers)
         }
@@ -56,6 +57,8 @@ class _Network:
             self.head_bias = None if bias is None else self.source.floats("head_bias", bias)
         classes = len(network.classifier.classes) if network.classifier else 0
         self.state_floats = sum(layer.outputs + (layer.hidden if layer.gates == 4 else 0) for layer in self.layers)
+        if self.readout == "mean":
+            self.state_floats += network.layers[-1][0].outputs + 1  # the sum of outputs, and their number
         self.scores = self.scratch
         self.scratch += classes  # of a segment, in name_predict
 
@@ -63,6 +66,16 @@ class _Network:
     def several(self) -> bool:
         """Whether a run has more than one direction."""
         return self.network.directions > 1
+
+    @property
+    def readout(self) -> str:
+        """What the head of a classifier reads."""
+        return self.network.classifier.readout if self.network.classifier else "last"
+
+    @property
+    def whole_segments(self) -> bool:
+        """Whether a step needs to know all frames of its segment."""
+        return self.network.classifier is not None and self.network.classifier.normalise == "clip"
 
     @property
     def work(self) -> int:
@@ -116,7 +129,8 @@ class _Network:
             assert P.scratch <= after
         self.scratch = max(self.scratch, scratch)
         name = source.fresh(f"layer_{layer.name}")
-        head = f"static void {name}(const {kind} *x, {states}, float *t)"
+        moments = ", float mean, float rate" if first and self.whole_segments else ""
+        head = f"static void {name}(const {kind} *x, {states}, float *t{moments})"
         source.functions.append("\n".join([f"/* one step of layer {layer.name} */", head, "{", *lines, "}", ""]))
         return name
 
@@ -148,8 +162,9 @@ class _Network:
         array, of_ones = source.floats(f"bias_{layer.name}", bias), source.floats(f"ones_{layer.name}", ones)
         moments = source.other("moments", helpers.MOMENTS)
         affine = source.other("affine", helpers.AFFINE)
-        lines.insert(0, "    float mean, rate;\n")
-        lines.append(f"    {moments}(x, {layer.W.inputs}, &mean, &rate);")
+        if not self.whole_segments:
+            lines.insert(0, "    float mean, rate;\n")
+            lines.append(f"    {moments}(x, {layer.W.inputs}, &mean, &rate);")
         lines.append(f"    rate *= {_number(parts.gain)};")
         lines.append(f"    {affine}(gates, {array}, {of_ones}, rate, -mean * rate, {rows});")
         return lines
@@ -171,7 +186,7 @@ class _Network:
         """What each of them is, without the ending."""
         name, kind = self.name, self.kind
         found = {"reset": f"void {name}_reset({name}_state *state)"}
-        if not self.several:
+        if not self.several and not self.whole_segments:
             found["step"] = f"void {name}_step({name}_state *state, const {kind} *x, float *y)"
         if self.network.classifier is not None:
             found["add"] = f"void {name}_add(const float *scores, size_t segments, float *chances)"
@@ -194,6 +209,8 @@ class _Network:
             if first.gates == 4:
                 lines.append(f"        {zero}(state->c[k], {first.hidden});")
             lines.append("    }")
+            if self.readout == "mean":
+                lines += [f"    {zero}(state->total, {first.outputs});", "    state->frames = 0.0f;"]
         else:
             lines.append("    (void)state;")
         return "\n".join([self.declarations()["reset"], "{", *lines, "}", ""])
@@ -201,7 +218,8 @@ class _Network:
     def _call(self, number: int, x: str) -> str:
         layer = self.layers[number]
         c = f"state->c[{number}], " if layer.gates == 4 else ""
-        return f"{self.calls[layer.name]}({x}, state->h[{number}], {c}state->scratch);"
+        moments = ", mean, rate" if number == 0 and self.whole_segments else ""
+        return f"{self.calls[layer.name]}({x}, state->h[{number}], {c}state->scratch{moments});"
 
     def _step(self) -> str:
         lines = []
@@ -209,20 +227,37 @@ class _Network:
         for number in range(len(self.layers)):
             lines.append("    " + self._call(number, x))
             x = f"state->h[{number}]"
+        if self.readout == "mean":
+            lines += [
+                f"    for (size_t k = 0; k < {self.layers[-1].outputs}; k++)",
+                f"        state->total[k] += {x}[k];",
+                "    state->frames += 1.0f;",
+            ]
+            x = "state->total"
         if self.network.head is None:
             lines.append(f"    {self.source.copy()}(y, {x}, {self.network.outputs});")
+        elif self.network.classifier:
+            lines += ["    if (y) {", *(f"    {line}" for line in self._scored(x)), "    }"]
         else:
-            inside = "        " if self.network.classifier else "    "
-            if self.network.classifier:
-                lines.append("    if (y) {")
-            if self.head_bias is None:
-                lines.append(f"{inside}{self.source.zero()}(y, {self.network.outputs});")
-            else:
-                lines.append(f"{inside}{self.source.copy()}(y, {self.head_bias}, {self.network.outputs});")
-            lines.append(f"{inside}{self.head.name}({x}, y, state->scratch);")
-            if self.network.classifier:
-                lines.append("    }")
-        return "\n".join([self.declarations()["step"], "{", *lines, "}", ""])
+            lines += self._scored(x)
+        if self.whole_segments:
+            kind = f"const {self.kind} *x, float *y, float mean, float rate"
+            head = f"static void {self.one_step}({self.name}_state *state, {kind})"
+        else:
+            head = self.declarations()["step"]
+        return "\n".join([head, "{", *lines, "}", ""])
+
+    def _scored(self, x: str) -> list[str]:
+        """y = head x + bias, where x may be a sum over frames."""
+        outputs, product = self.network.outputs, f"    {self.head.name}({x}, y, state->scratch);"
+        if self.readout == "mean":
+            bias = self.head_bias or self.source.floats("head_bias", torch.zeros(outputs))
+            scaled = self.source.other("scale_and_add", helpers.SCALE)
+            mean = f"    {scaled}(y, {bias}, 1.0f / state->frames, {outputs});"
+            return [f"    {self.source.zero()}(y, {outputs});", product, mean]
+        if self.head_bias is None:
+            return [f"    {self.source.zero()}(y, {outputs});", product]
+        return [f"    {self.source.copy()}(y, {self.head_bias}, {outputs});", product]
 
     def _run(self) -> str:
         loop = [
@@ -267,15 +302,19 @@ class _Network:
 
     def _predict(self) -> str:
         classes, inputs, name = self.network.outputs, self.network.inputs, self.name
+        step, moments, found, given = f"{name}_step", "", "", ""
+        if self.whole_segments:
+            step, moments, given = self.one_step, ", mean, rate", ", mean, rate"
+            found = f"\n        moments(frames + segment * steps * {inputs}, steps * {inputs}, &mean, &rate);"
         return f"""{self.declarations()["predict"]}
 {{
-    float *scores = state->scratch + {self.scores};
+    float *scores = state->scratch + {self.scores}{moments};
     size_t best = 0;
     {self.source.zero()}(chances, {classes});
     for (size_t segment = 0; segment < segments; segment++) {{
-        {name}_reset(state);
+        {name}_reset(state);{found}
         for (size_t step = 0; step < steps; step++)
-            {name}_step(state, frames + (segment * steps + step) * {inputs}, step + 1 < steps ? NULL : scores);
+            {step}(state, frames + (segment * steps + step) * {inputs}, step + 1 < steps ? NULL : scores{given});
         {name}_add(scores, segments, chances);
     }}
     for (size_t k = 1; k < {classes}; k++)
@@ -299,6 +338,8 @@ class _Network:
             fields.append(f"    float h[{count}][{first.outputs}];")
             if first.gates == 4:
                 fields.append(f"    float c[{count}][{first.hidden}];")
+        if self.readout == "mean":
+            fields.append(f"    float total[{self.layers[-1].outputs}], frames;")
         fields.append(f"    float scratch[{max(1, self.scratch)}];")
         guard, declared = f"{upper}_H", self.declarations()
         texts = [f"{_about(key, network, name, self.kind)}\n{text};" for key, text in declared.items()]
@@ -321,7 +362,9 @@ def _about(key: str, network: Network, name: str, kind: str) -> str:
     if key == "reset":
         return "/* The state before the first step: zeros. */"
     if key == "step" and network.classifier is not None:
-        return f"/* One frame of {upper}_INPUTS bytes; y gets the scores of {upper}_OUTPUTS classes, or is NULL. */"
+        return (
+            f"/* One frame of {upper}_INPUTS bytes; y gets the scores of {upper}_OUTPUTS classes so far, or is NULL. */"
+        )
     if key == "step":
         return f"/* One time step: {upper}_INPUTS of x -> {upper}_OUTPUTS of y. */"
     if key == "add":
