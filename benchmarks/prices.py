@@ -22,7 +22,8 @@ from benchmarks.shapes import GATES, formats, product_of, small_formats
 from benchmarks.timing import Call, inference, interleave, threads
 from kronecell.formats import Format
 from kronecell.ops.choose import Prices, candidates, default_prices, predict, work
-from kronecell.ops.contract import apply, execute, prepare
+from kronecell.ops.contract import apply, prepare
+from kronecell.ops.execute import execute
 from kronecell.plans.plan import Plan
 
 PRICES = default_prices()

@@ -9,7 +9,7 @@ import torch
 
 import kronecell as kc
 from kronecell.formats import parse_recipe
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.paper.tables import paper_format, tables
 from kronecell.paper.theory import kt_rank_bounds
 from kronecell.plans.network import Factor, Network

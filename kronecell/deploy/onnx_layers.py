@@ -20,8 +20,8 @@ from kronecell.nn.recurrent import Affine, Direction, Recurrent, project
 from kronecell.nn.sequences import State, open_sequence
 from kronecell.nn.splitting import matrices_of
 from kronecell.nn.torch_kernel import dense_hidden
-from kronecell.ops.contract import plain_execute
 from kronecell.ops.engine import BYTE
+from kronecell.ops.execute import plain_execute
 from kronecell.ops.sparse import with_dense_part
 
 # Multiply-adds a step that a split U saves, from which ONNX Runtime is faster with a Scan of two MatMul: for 128

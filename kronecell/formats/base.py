@@ -26,8 +26,8 @@ from torch import Tensor
 from kronecell.errors import PlanError, RankError, ShapeError
 from kronecell.formats.fitting.driver import fit_dense, relative_error
 from kronecell.formats.fitting.options import FitOptions
-from kronecell.ops.checks import check_tensor
-from kronecell.ops.contract import contract_network, execute
+from kronecell.ops.contract import check_tensor
+from kronecell.ops.execute import contract_network, execute
 from kronecell.plans.network import Network
 from kronecell.plans.order import Tree, greedy, optimal
 from kronecell.plans.plan import Plan

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats import Format
 from kronecell.nn.linear import check_format
-from kronecell.ops.checks import check_tensor
+from kronecell.ops.contract import check_tensor
 from kronecell.ops.engine import constant_tensor
 from kronecell.plans.lookup import lookup_of
 from kronecell.plans.order import optimal

@@ -25,9 +25,17 @@ from kronecell.nn.products import FEW_ROWS, dense_product, few_rows_product, is_
 from kronecell.nn.sparse import SparseMatrix, added
 from kronecell.nn.splitting import matrices_of
 from kronecell.ops import flops as flops  # registers what FlopCounterMode counts
-from kronecell.ops.checks import check_device, check_dtype, check_tensor
 from kronecell.ops.choose import Product
-from kronecell.ops.contract import apply, contract_text, gradients_follow, operand_count, prepare
+from kronecell.ops.contract import (
+    apply,
+    check_device,
+    check_dtype,
+    check_tensor,
+    contract_text,
+    gradients_follow,
+    operand_count,
+    prepare,
+)
 from kronecell.ops.tune import choices, explain
 from kronecell.plans.order import Tree
 from kronecell.plans.plan import Plan, plan_of

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronecell.errors import PlanError
+from kronecell.errors import ShapeError
 from kronecell.ops import engine
-from kronecell.ops.checks import check_device, check_dtype, check_factors, check_input
 from kronecell.ops.lowering import lower
 from kronecell.ops.program import Op, Program
 from kronecell.ops.registration import constant_when_traced, operator
@@ -73,7 +72,7 @@ def ready(text: str) -> Ready:
 ready_now: Callable[[str], Ready] = ready.cached  # type: ignore[attr-defined]
 
 
-def _tensors(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
+def tensors_of(network: Network, factors: Sequence[Tensor]) -> dict[str, Tensor]:
     """All factors by name, constants made."""
     tensors = {factor.name: tensor for factor, tensor in zip(network.parameters, factors, strict=True)}
     for factor in network.constants:
@@ -90,7 +89,7 @@ def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     Of a network without x, it is the contracted network.
     """
     of = ready_now(plan)
-    found = engine.run_hoisted(of.program, _tensors(of.network, factors), plain=True)
+    found = engine.run_hoisted(of.program, tensors_of(of.network, factors), plain=True)
     if of.closed:
         return [of.program.last(found[of.program.result])]
     return [op.lay_out(found[op.right]) for op in of.hoisted]
@@ -98,7 +97,7 @@ def _hoist_reference(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
 
 def _hoist(factors: Sequence[Tensor], plan: str) -> list[Tensor]:
     of = ready_now(plan)
-    tensors = _tensors(of.network, factors)
+    tensors = tensors_of(of.network, factors)
     if of.closed:
         result = of.program.last(engine.run_hoisted(of.program, tensors)[of.program.result])
         return [result.contiguous() if of.program.hoisted else _copy(result)]
@@ -146,7 +145,7 @@ def _hoist_backward(
     upstream: Sequence[Tensor], factors: Sequence[Tensor], wanted: Sequence[bool], plan: str
 ) -> list[Tensor]:
     of = ready_now(plan)
-    tensors = _tensors(of.network, factors)
+    tensors = tensors_of(of.network, factors)
     if of.closed:
         gradient = of.program.last.undo(upstream[0])
         if of.program.hoisted:
@@ -327,6 +326,25 @@ def gradients_follow() -> bool:
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
 
 
+def check_tensor(value: object, what: str) -> Tensor:
+    """The tensor itself, or a ShapeError that names the argument."""
+    if not isinstance(value, torch.Tensor):
+        raise ShapeError(f"{what} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor(...)")
+    return value
+
+
+def check_dtype(x: Tensor, dtype: torch.dtype) -> None:
+    """Refuse an input that is neither of the dtype of the factors nor of bytes."""
+    if x.dtype not in (dtype, torch.uint8):
+        raise ShapeError(f"input has dtype {x.dtype}, the factors {dtype}; convert one with .to(...) (uint8 is fine)")
+
+
+def check_device(x: Tensor, like: Tensor) -> None:
+    """Refuse an input that is not where the factors are."""
+    if x.device != like.device:  # torch would multiply what is on no device as if it were memory of the CPU
+        raise ShapeError(f"input is on {x.device}, the factors on {like.device}; move one with .to(...)")
+
+
 def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = None) -> Tensor:
     """x (..., M) times the matrix of the network: (..., gates * N), gate-major. A byte b of uint8 input is b / 255.
 
@@ -345,31 +363,6 @@ def apply(plan: str, x: Tensor, operands: Sequence[Tensor], bias: Optional = Non
     keep = gradients_follow() and any([operand.requires_grad for operand in operands])  # noqa: C419 (in the path of a step)
     y: Tensor = contract(rows, operands, bias, plan, keep)[0]
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
-
-
-def execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional = None) -> Tensor:
-    """The product for input and factors that were not checked before: says what is wrong with them. Differentiable."""
-    check_factors(plan.network, factors)
-    check_input(plan, x, next(iter(factors.values())).dtype)
-    return apply(plan.text, x, prepare(plan.text, factors), bias)
-
-
-def plain_execute(plan: Plan, x: Tensor, factors: Mapping[str, Tensor], bias: Optional = None) -> Tensor:
-    """The product in operations of torch alone, for graphs that other runtimes read."""
-    of = ready_now(plan.text)
-    tensors = _tensors(of.network, [factors[name] for name in of.names])
-    found = engine.run_hoisted(of.program, tensors, plain=True)
-    operands = [op.lay_out(found[op.right]) for op in of.program.hot]
-    y = engine.reference(of.program, x.reshape(-1, x.shape[-1]), operands, bias)
-    return y.reshape(*x.shape[:-1], y.shape[-1])
-
-
-def contract_network(plan: Plan, factors: Mapping[str, Tensor]) -> Tensor:
-    """For a network without input: the tensor with the legs `outputs`. Differentiable."""
-    if plan.network.inputs:
-        raise PlanError("contract_network() is for networks without input; use execute(plan, x, factors)")
-    check_factors(plan.network, factors)
-    return contract_text(plan.text, factors)
 
 
 def contract_text(plan: str, factors: Mapping[str, Tensor]) -> Tensor:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from kronecell.errors import PlanError
 from kronecell.ops.choose import Product, candidates, predicted, prices
-from kronecell.ops.contract import apply, execute, prepare
+from kronecell.ops.contract import apply, prepare
+from kronecell.ops.execute import execute
 from kronecell.plans.plan import Plan
 
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kronecell as kc
 from kronecell.ops import flops as flops  # registers what is counted
-from kronecell.ops.contract import execute
+from kronecell.ops.execute import execute
 from tests.cases import KINDS, dense_product, drawn, formats
 
 ROWS = 3

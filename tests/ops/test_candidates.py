@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops.contract import apply, execute, prepare
+from kronecell.ops.contract import apply, prepare
+from kronecell.ops.execute import execute
 from tests.cases import STRUCTURES, dense_product, formats
 from tests.ops.plan_cases import CHUNKS, F64, GATINGS, assert_same, derivatives, every_plan, leaves_of
 

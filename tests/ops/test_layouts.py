@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import kronecell as kc
-from kronecell.ops.contract import apply, execute, prepare
+from kronecell.ops.contract import apply, prepare
+from kronecell.ops.execute import execute
 from tests.cases import dense_product
 from tests.ops.plan_cases import CHUNKS, F64, assert_same, derivatives, every_plan, leaves_of
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kronecell.ops.contract import contract_network, execute, plain_execute
+from kronecell.ops.execute import contract_network, execute, plain_execute
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import Tree, greedy, optimal
 from kronecell.plans.plan import Plan

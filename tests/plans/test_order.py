@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import greedy, leaves, optimal
 from kronecell.plans.plan import Plan

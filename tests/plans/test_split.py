@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kronecell as kc
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.plans.split import split_of
 from tests.cases import formats
 

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.order import CONNECTED_LIMIT, Tree, greedy, optimal
 from kronecell.plans.plan import Plan

@@ -14,7 +14,7 @@ from kronecell.formats.fitting.als import FROZEN, environments
 from kronecell.formats.fitting.metric import check_inputs, root, seen_target, seen_through
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.refine import refine
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.plans.network import GATE, Network
 from kronecell.plans.order import optimal
 from kronecell.plans.plan import Plan

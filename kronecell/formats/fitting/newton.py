@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kronecell.formats.fitting.als import FROZEN, Environment, balance, environments, gram_tree
 from kronecell.formats.fitting.options import FitOptions
-from kronecell.ops.contract import contract_network
+from kronecell.ops.execute import contract_network
 from kronecell.plans.network import Factor, Network
 from kronecell.plans.plan import Plan
 
