@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from kronecell.ops.kernels import bmm_out, grouped_backward, register_width
-from tests.ops.cases import CASES, Arguments, Case
+from tests.ops.case import Arguments, Case
+from tests.ops.product_cases import fold_cases, grouped_cases, matrix_cases, narrow_cases
+from tests.ops.weight_cases import hoisted_cases, sparse_cases
+
+CASES = [*narrow_cases(), *matrix_cases(), *fold_cases(), *grouped_cases(), *hoisted_cases(), *sparse_cases()]
 
 KERNELS = pytest.mark.skipif(not register_width(), reason="no kernels are built")
 SMALL = [case for case in CASES if case.small]
