@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kronecell.compress.spectrum import spectrum_of
 from kronecell.compress.suggest import SCREEN_SWEEPS, best_modes, mode_choices, sized
 from kronecell.formats import Format
 from kronecell.nn.linear import Sharing
+from kronecell.nn.quantize import SMALL
 from kronecell.nn.rounding import chosen_group, rounded
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -135,8 +137,20 @@ def with_integers(
         for candidate in found:
             factors = 1 if candidate.format is None else len(candidate.format.network().parameters)
             if share < 1:
-                made.append(replace(candidate, bytes=int(candidate.bytes * share), noise=factors * loss, bits=number))
+                made.append(
+                    replace(candidate, bytes=rounded_bytes(matrix, candidate, share), noise=factors * loss, bits=number)
+                )
     return made
+
+
+def rounded_bytes(matrix: Matrix, candidate: Candidate, share: float) -> int:
+    """Bytes where integers take this part of those of floats; small factors stay floats."""
+    shapes = (
+        [] if candidate.format is None else candidate.format.network(matrix.gates, candidate.shared).shapes.values()
+    )
+    stay = sum(size for size in map(prod, shapes) if size <= SMALL) * matrix.copies
+    floats = min(stay * matrix.weights()[0].element_size(), candidate.bytes)
+    return floats + int((candidate.bytes - floats) * share)
 
 
 @torch.no_grad()

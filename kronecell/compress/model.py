@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -98,6 +99,8 @@ def compress(
         last = stage == stages
         options_now = {"loss": loss, "valid": valid, "seed": seed, "progress": progress, **(training or {})}
         teacher = options_now.pop("teacher", model)
+        if options_now.get("folder") is not None and stages > 1:  # each stage trains other parameters
+            options_now["folder"] = Path(options_now["folder"]) / f"stage-{stage}"
         now, _ = finetune(now, teacher, train, bits=(plan.bits or None) if last else None, **options_now)
         if not last:
             now = dense(now)
@@ -244,7 +247,7 @@ def _sized(
             f"{target - allowed:,} bytes; raise it, or match more"
         )
     size = 0
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         chosen = distribute(free, allowed, "bytes", weights)
         plan.bits.clear()
         plan.bits.update(bits_of(chosen))
@@ -256,7 +259,7 @@ def _sized(
         size = bytes_of(small)
         if size <= target:
             return (floating if floats else small), plan
-        allowed -= int(1.05 * (size - target)) + 16
+        allowed -= int(1.05 * (size - target)) + 16 + attempt * target // 100  # steps of a choice may be large
         if allowed <= 0:
             break
     raise KronecellError(f"no choice reaches {target:,} bytes, the nearest has {size:,}; raise the size")
