@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from measurements import NOTHING, accuracy, fits, g2p, headline, letters, measured, sizes, table
+from measurements import NOTHING, accuracy, everyday, fits, g2p, headline, letters, measured, sizes, table
 from notebook import NOTEBOOK, PAGE, notebook
 from pictures import FOLDER, LABELS, drawings
 
@@ -194,6 +194,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "letters": letters, "letters-brief": lambda: letters(brief=True),
     "accuracy": lambda: accuracy() or NOTHING,
     "g2p": g2p,
+    "everyday": everyday,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip
