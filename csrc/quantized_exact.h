@@ -78,8 +78,11 @@ INLINE void add_bytes(__m512i& sum, __m512i bytes, __m512i digits) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(digits));
 }
 
+// Bits of a where the mask has ones, else those of b.
+INLINE __m512i chosen(int mask, __m512i a, __m512i b) { return _mm512_ternarylogic_epi64(_mm512_set1_epi8((char)mask), a, b, 0xca); }
+
 // 64 weights, of which the first `left` are there, as unsigned bytes: 2^(bits - 1) more. Nothing beyond the row is read, as it
-// may end the memory: of fewer bits than 8 there are whole blocks.
+// may end the memory: of fewer bits than 8 there are whole blocks. Rotations bring each plane to its place in every byte.
 template <int bits>
 INLINE __m512i unsigned_bytes(const int8_t* at, long left) {
     if (bits == 8) {
@@ -89,30 +92,37 @@ INLINE __m512i unsigned_bytes(const int8_t* at, long left) {
     const int8_t* next = left >= 64 ? at + 4 * bits : at;  // the second block of 32 columns; x is zero where there is none
     __m512i v = _mm512_setzero_si512();
     if (bits & 4) {
-        const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)at)),
-                                                     _mm_loadu_si128((const __m128i*)next), 1);
-        const __m512i wide = _mm512_castsi256_si512(both);
-        const __m512i twice = _mm512_shuffle_i64x2(wide, wide, 0x50);  // each half of a block is 16 nibbles of the same bytes
-        v = _mm512_and_si512(_mm512_mask_srli_epi64(twice, 0xcc, twice, 4), _mm512_set1_epi8(15));
+        __m512i wide;
+        if (bits == 4) {
+            const __mmask32 mask = left >= 64 ? ~(__mmask32)0 : 0xffff;
+            wide = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, at));
+        } else {
+            const __m256i first = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)at));
+            wide = _mm512_castsi256_si512(_mm256_inserti128_si256(first, _mm_loadu_si128((const __m128i*)next), 1));
+        }
+        v = _mm512_shuffle_i64x2(wide, wide, 0x50);  // each half of a block is 16 nibbles of the same bytes
+        v = _mm512_mask_srli_epi64(v, 0xcc, v, 4);
         at += 16, next += 16;
     }
-    if (bits & 2) {  // quarters of a block are pairs of bits of the same 8 bytes
+    if (bits & 2) {  // each quarter of a block is pairs of bits of the same 8 bytes
+        constexpr int low = bits & 4;
         long long one, two;
         memcpy(&one, at, 8), memcpy(&two, next, 8);
-        const __m512i both = _mm512_mask_set1_epi64(_mm512_set1_epi64(one), 0xf0, two);
-        const __m512i pairs = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6));
-        const __m512i low = _mm512_and_si512(pairs, _mm512_set1_epi8(3));
-        v = _mm512_or_si512(v, bits & 4 ? _mm512_slli_epi16(low, 4) : low);
+        __m512i pairs = _mm512_mask_set1_epi64(_mm512_set1_epi64(one), 0xf0, two);
+        pairs = _mm512_rolv_epi64(pairs, _mm512_setr_epi64(low, low + 62, low + 60, low + 58, low, low + 62, low + 60, low + 58));
+        v = low ? chosen(15, v, pairs) : pairs;
         at += 8, next += 8;
     }
-    if (bits & 1) {  // eighths of a block are bits of the same 4 bytes
+    if (bits & 1) {  // each eighth of a block is bits of the same 4 bytes
+        constexpr int low = bits & 6;
         int one, two;
         memcpy(&one, at, 4), memcpy(&two, next, 4);
-        const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(one), 0xff00, two);
-        const __m512i single = _mm512_srlv_epi32(both, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7));
-        v = _mm512_or_si512(v, _mm512_slli_epi16(_mm512_and_si512(single, _mm512_set1_epi8(1)), bits & 6));
+        __m512i single = _mm512_mask_set1_epi32(_mm512_set1_epi32(one), 0xff00, two);
+        single = _mm512_rolv_epi32(single, _mm512_setr_epi32(low, low + 31, low + 30, low + 29, low + 28, low + 27, low + 26, low + 25,
+                                                             low, low + 31, low + 30, low + 29, low + 28, low + 27, low + 26, low + 25));
+        v = chosen((1 << low) - 1, v, single);
     }
-    return _mm512_xor_si512(v, _mm512_set1_epi8((char)(1 << (bits - 1))));
+    return _mm512_ternarylogic_epi64(v, _mm512_set1_epi8((1 << bits) - 1), _mm512_set1_epi8((char)(1 << (bits - 1))), 0x6a);  // (v & ones) ^ half
 }
 
 // One row of x, as digits, times 8 rows of w of which `row` bytes are between one and the next, and of which `some` count.
@@ -124,6 +134,8 @@ INLINE void exact_dots_of(const Quantized& w, const int8_t* at, long row, long a
     const int* sums = fixed.sums;
     const int8_t* other = at + 4 * row;
     const long row3 = 3 * row, group = w.group ? w.group : w.columns;
+    const __mmask8 present = some >= 8 ? 0xff : (__mmask8)((1u << some) - 1);
+    const __m256i places = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int)w.groups));
     __m512d total = _mm512_setzero_pd();
     for (long g = 0, left = w.columns; g < w.groups; g++) {
         __m512i low[n], middle[n], high[n];
@@ -148,11 +160,10 @@ INLINE void exact_dots_of(const Quantized& w, const int8_t* at, long row, long a
         __m512d all = _mm512_sub_pd(lows, _mm512_set1_pd((double)(1 << (bits - 1)) * (double)sum));  // whole numbers: all of this is exact
         all = _mm512_fmadd_pd(middles, _mm512_set1_pd(256.0), all);
         all = _mm512_fmadd_pd(highs, _mm512_set1_pd(65536.0), all);
-        float own[n] = {0};
-        for (long j = 0; j < some; j++) own[j] = scales[j * w.groups + g];
-        total = _mm512_fmadd_pd(all, _mm512_cvtps_pd(_mm256_loadu_ps(own)), total);
+        const __m256 own = w.groups == 1 ? _mm256_maskz_loadu_ps(present, scales)
+                                         : _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), present, places, scales + g, 4);
+        total = _mm512_fmadd_pd(all, _mm512_cvtps_pd(own), total);
     }
-    const __mmask8 present = some >= 8 ? 0xff : (__mmask8)((1u << some) - 1);
     _mm256_mask_storeu_ps(to, present, _mm512_cvtpd_ps(_mm512_mul_pd(total, _mm512_set1_pd(fixed.unit))));
 }
 

@@ -20,6 +20,7 @@ from measurements import (
     NOTHING,
     accuracy,
     deployed,
+    everyday,
     fits,
     g2p,
     headline,
@@ -209,6 +210,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "g2p": g2p,
     "deployed": deployed,
     "one-step": one_step,
+    "everyday": everyday,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
     **{f"counts-{kind}": lambda kind=kind: counts(kind) for kind in EXAMPLES},
 }  # type: ignore[dict-item]  # fmt: skip

@@ -342,3 +342,24 @@ def g2p() -> str:
         found = [f"{row['above']:+.2f}" for row in trained if row["target"] == target]
         about += f" At {target:g} times, {len(found)} seeds give {', '.join(found)}."
     return f"{table(head, lines)}\n\n{about}"
+
+
+def everyday() -> str:
+    """Two networks of everyday sizes, from benchmarks/results/everyday.json."""
+    data = read("everyday")
+    if data is None:
+        return "No measurement is in `benchmarks/results` yet; `python -m benchmarks.everyday` makes one."
+    whole = {row["case"]: row["bytes"] for row in data["rows"] if row["how"] == "trained here"}
+    names = {"digits": "spoken digits", "text": "characters"}
+    lines = []
+    for row in data["rows"]:
+        how = "float32" if row["how"] == "trained here" else f"`kc.compress({row['how']})`"
+        how = f"`{row['how'].split(',')[0]}`,{row['how'].split(',')[1]}" if "quantize" in row["how"] else how
+        smaller, seconds = f"{whole[row['case']] / row['bytes']:.1f}x", f"{row['seconds']:.0f}"
+        lines.append([names[row["case"]], how, smaller, f"{row['bytes']:,}", row["score_text"], seconds])
+    silence = max((row["longest_silence"] for row in data["rows"] if not row.get("trained", True)), default=0.0)
+    about = (
+        "Accuracy with its 95% interval, or the perplexity of a character. Seconds are of the whole call on a core that "
+        f"other work shared. Without training, the longest time between two lines of progress was {silence:.0f} s."
+    )
+    return f"{table(('network', 'what', 'smaller', 'bytes', 'score', 'seconds'), lines)}\n\n{about}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,11 +16,16 @@ from kronecell.errors import DataError, KronecellError
 
 SILENT = 2.0  # seconds before the first line and between lines
 REPORT = "compression.json"
+TRAINING = "training"  # of OUT: checkpoints
+CALIBRATION = 8  # batches of training clips
 
 Source = Annotated[
     Path, typer.Argument(help="A run, a saved model's folder, a safetensors file, or a .pt with --allow-pickle.")
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read a .pt (weights only, in a separate process).")]
+Embedding = Annotated[
+    list[str] | None, typer.Option("--embedding", help="A matrix in IN whose rows are looked up, by name; repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,6 +49,14 @@ def compress(
     calibration: Annotated[
         Path | None, typer.Option(help=".npy with inputs (..., width) of the layers of that input width.")
     ] = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(help="Labelled clips (a store, a folder or a CSV list) to train a classifier on afterwards."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With --train: steps of each stage.")] = 500,
+    stages: Annotated[int, typer.Option(min=1, help="With --train: stages in which the size is reached.")] = 1,
+    lr: Annotated[float, typer.Option(help="With --train: learning rate of dense weights.")] = 1e-3,
+    embedding: Embedding = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
@@ -50,19 +64,26 @@ def compress(
     """Compress the LSTM, GRU and Linear weights of a trained model and report what was lost.
 
     A trained run becomes a smaller classifier: `kronecell predict` and `evaluate` take the folder. What is compressed
-    already is left alone unless a rule names it.
+    already is left alone unless a rule names it. With --train, its run is the teacher, the fold that it held out is the
+    validation, and the same command goes on after an interruption.
 
     Example: kronecell compress model.safetensors small --rule rnn=kcp:K=4,CA=4,CB=2
+    Example: kronecell compress runs/mine/fold0-seed0 small --size 0.14 --train my-store --steps 500
     """
     from kronecell.compress.model import compress as compress_model
     from kronecell.compress.statefile import read_model
     from kronecell.deploy.atomic import write_atomically
     from kronecell.deploy.modules import save
 
-    model = read_model(source, allow_pickle)
+    model = read_model(source, allow_pickle, embedding or ())
     rules = dict(_rule(text) for text in rule) if rule else None
     amount, allowed = (None if value is None else int(value) if value >= 1 else value for value in (budget, size))
     inputs = None if calibration is None else _calibration(calibration, model, rules)
+    training: dict[str, Any] = {}
+    if train is not None:
+        given = {"steps": steps, "lr": lr, "folder": out / TRAINING}
+        training = _training(model, source, train, seed) | {"stages": stages, "training": given}
+        inputs = training.pop("calibration") if inputs is None else inputs
     small, report = compress_model(
         model,
         rules,
@@ -73,8 +94,11 @@ def compress(
         calibration=inputs,
         seed=seed,
         progress=_Progress(),
+        **training,
     )
     save(small, out)
+    if train is not None:
+        shutil.rmtree(out / TRAINING, ignore_errors=True)  # checkpoints; the folder is the model now
     text = report.to_json() + "\n"
     write_atomically(out / REPORT, lambda temporary: temporary.write_text(text))
     typer.echo(text.rstrip() if as_json else f"{report}\nwritten to {out}; kc.load({str(out)!r}, into=model) reads it")
@@ -85,6 +109,7 @@ def inspect(
     ratio: Annotated[
         float | None, typer.Option(help="Also list the size of every format at this compression ratio.")
     ] = None,
+    embedding: Embedding = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +126,7 @@ def inspect(
 
     if ratio is not None and ratio <= 1:
         raise KronecellError(f"--ratio must be above 1, got {ratio}")
-    model = read_model(source, allow_pickle)
+    model = read_model(source, allow_pickle, embedding or ())
     progress, size = _Progress(), bytes_of(model)
     total = sum(parameter.numel() for parameter in model.parameters())
     records = []
@@ -187,6 +212,29 @@ def _options(matrix: Any, ratio: float) -> list[dict[str, Any]]:
             params = matrix.copies * best.network(matrix.gates).num_params
             options.append({"format": str(best), "params": params, "ratio": matrix.params / params})
     return options
+
+
+def _training(model: Any, source: Path, data: Path, seed: int) -> dict[str, Any]:
+    """Arguments of kc.compress for a classifier of videos and its clips."""
+    import torch
+    import torch.nn.functional as F
+
+    from kronecell.cli.train import find_store
+    from kronecell.training.batches import clips_for
+    from kronecell.training.classifier import VideoClassifier
+    from kronecell.training.saved import find_run
+
+    p = getattr(model, "preprocessing", None)
+    if not isinstance(model, VideoClassifier) or p is None:
+        raise KronecellError(
+            f"--train is for a run or the folder of a classifier of videos, which {source} is not; in Python, "
+            "kc.compress(model, train=batches, loss=...) trains any model"
+        )
+    store = find_store(data, Path("runs"), p.width, p.height, None, True, p.channels)
+    clips, held = clips_for(model, store, find_run(source) or source, seed)
+    torch.manual_seed(seed)
+    some = [inputs for (inputs, _), _ in zip(clips, range(CALIBRATION), strict=False)]
+    return {"train": clips, "valid": held, "loss": F.cross_entropy, "calibration": some}
 
 
 def _bits(text: str | None) -> int | list[int] | None:

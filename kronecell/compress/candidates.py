@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kronecell.compress.spectrum import spectrum_of
 from kronecell.compress.suggest import DENSITIES, DOPED, SCREEN_SWEEPS, best_modes, mode_choices, sized
 from kronecell.formats import Doped, Format
 from kronecell.nn.layer_plans import Sharing
+from kronecell.nn.quantize import SMALL
 from kronecell.nn.rounding import chosen_group, rounded
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -184,9 +186,21 @@ def with_integers(
         for candidate in found:
             factors = 1 if candidate.format is None else len(candidate.format.network().parameters)
             if share < 1:
-                size = int((candidate.bytes - candidate.indices) * share) + candidate.indices
-                made.append(replace(candidate, bytes=size, noise=factors * loss, bits=number))
+                made.append(
+                    replace(candidate, bytes=rounded_bytes(matrix, candidate, share), noise=factors * loss, bits=number)
+                )
     return made
+
+
+def rounded_bytes(matrix: Matrix, candidate: Candidate, share: float) -> int:
+    """Bytes where integers take this part of those of floats; small factors stay floats, and indices as they are."""
+    shapes = (
+        [] if candidate.format is None else candidate.format.network(matrix.gates, candidate.shared).shapes.values()
+    )
+    stay = sum(size for size in map(prod, shapes) if size <= SMALL) * matrix.copies
+    values = candidate.bytes - candidate.indices
+    floats = min(stay * matrix.weights()[0].element_size(), values)
+    return candidate.indices + floats + int((values - floats) * share)
 
 
 @torch.no_grad()

@@ -70,7 +70,8 @@ def record(
                     f"calibration names {unknown}, which no rule matches; expected some of {[*owners]}"
                 )
             for name, value in calibration.items():
-                watch[name](None, value if isinstance(value, tuple) else (value,), {})
+                several = isinstance(value, tuple) and not isinstance(value, PackedSequence)
+                watch[name](None, value if several else (value,), {})
         else:
             _run(model, owners, watch, calibration, progress)
     finally:
@@ -125,7 +126,7 @@ class _Watcher:
         if isinstance(self.owner, (nn.RNNCellBase, LSTMCell, GRUCell)):
             self.cell(x, state)
         elif isinstance(self.owner, (nn.LSTM, nn.GRU, Recurrent)):
-            self.layer(x, state)
+            self.layer(x, state, named.get("affine"))
         else:
             self.add("weight", x)
 
@@ -140,15 +141,15 @@ class _Watcher:
         h = state[0] if isinstance(state, (tuple, list)) else state
         self.add("weight_hh", x.new_zeros(*x.shape[:-1], self.owner.hidden_size) if h is None else h)
 
-    def layer(self, x: Any, state: Any) -> None:
+    def layer(self, x: Any, state: Any, affine: Any = None) -> None:
         """All layers of a network one after the other, each from the state that it was given."""
         dense, lengths = self.dense, None
         like = next(dense.parameters())
+        x = _read(x, affine, like)
         if isinstance(x, PackedSequence):
             x, lengths = pad_packed_sequence(x)  # (time, batch, M), in the order that the caller had
         else:
             x = x.unsqueeze(1) if x.ndim == 2 else x.transpose(0, 1) if dense.batch_first else x
-        x = x.to(like) if x.is_floating_point() else x.to(like) / 255
         steps, rows = x.shape[:2]
         lengths = torch.full((rows,), steps) if lengths is None else lengths
         real = torch.arange(steps)[:, None] < lengths  # (time, batch)
@@ -179,6 +180,14 @@ class _Watcher:
         if found is None:
             found = self.steps[2 * layer + direction] = _single_layer(self.dense, layer, direction)
         return found
+
+
+def _read(x: Any, affine: Any, like: Tensor) -> Any:
+    """The numbers that a layer reads: bytes from 0 to 1, scaled and shifted where it is told to."""
+    if isinstance(x, PackedSequence):
+        return x._replace(data=_read(x.data, affine, like))
+    x = x.to(like) if x.is_floating_point() else x.to(like) / 255
+    return x if affine is None else x * affine[0] + affine[1]
 
 
 def _single_layer(dense: Any, layer: int, direction: int) -> nn.Module:

@@ -4,16 +4,19 @@ A rule maps a pattern of names to a recipe. A pattern is matched against names o
 means the input matrices W of all layers, as `input_format` does) and against names of matrices, such as
 rnn.weight_hh_l0, which stands for both directions. Recipes: "tt:r=8" (modes are chosen), "tt:m=8x8,n=4x4,r=3", a
 Format, or with a budget, a size or an error just kinds, "tt" or "tt|kcp", whose ranks are then chosen per matrix;
-"dense" leaves a matrix to its bits. "lowrank:r=24 shared" lets the gates share what they have in common.
+"dense" leaves a matrix to its bits. "lowrank:r=24 shared" lets the gates share what they have in common, and "4 bits"
+behind a recipe makes its weights integers.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,6 +102,8 @@ def compress(
         last = stage == stages
         options_now = {"loss": loss, "valid": valid, "seed": seed, "progress": progress, **(training or {})}
         teacher = options_now.pop("teacher", model)
+        if options_now.get("folder") is not None and stages > 1:  # each stage trains other parameters
+            options_now["folder"] = Path(options_now["folder"]) / f"stage-{stage}"
         now, _ = finetune(now, teacher, train, bits=(plan.bits or None) if last else None, **options_now)
         if not last:
             now = dense(now)
@@ -184,7 +189,9 @@ def _compressed(
     )  # fmt: skip
     if wanted.error is not None:
         found = [(f.matrix, smallest_within(f, wanted.error, inputs.get(f.matrix.name), seed, progress)) for f in free]
-        chosen = [*fixed, *((matrix, candidate) for matrix, candidate in found if candidate is not None)]
+        bits = {f.matrix.name: f.bits for f in free}
+        kept = [(matrix, dataclasses.replace(c, bits=bits[matrix.name])) for matrix, c in found if c is not None]
+        chosen = [*fixed, *kept]
     elif wanted.size is not None:
         return _sized(model, wanted, fixed, free, plan, calibration, seed, progress, options, floats)
     else:
@@ -207,11 +214,10 @@ def _compressed(
         free = with_candidates(free, (), inputs, seed, allowed, progress)
         chosen = fixed + distribute(free, allowed, "params", weights)
     changed = [(matrix, candidate) for matrix, candidate in chosen if candidate.format is not None]
-    if not changed and wanted.bits is None:
+    plan.bits.update({"": wanted.bits} if isinstance(wanted.bits, int) else {}, **bits_of(chosen))
+    if not changed and not plan.bits:
         raise KronecellError("nothing was compressed: every matched matrix is kept dense by this budget or error")
     small = replace(model, changed, inputs, options)
-    if isinstance(wanted.bits, int):
-        plan.bits[""] = wanted.bits  # of everything
     return (small if floats or not plan.bits else quantize(small, plan.bits)), plan
 
 
@@ -232,7 +238,10 @@ def _sized(
     free = with_candidates(free, wanted.choices, plan.inputs, seed, None, progress)
     for matrix, candidate in fixed:  # a format that a rule gives, as floats or integers
         seen = plan.inputs.get(matrix.name)
-        free.append(Free(matrix, (), tuple(with_integers(matrix, [candidate], wanted.choices, seen))))
+        choices = (candidate.bits,) if candidate.bits else wanted.choices
+        plain = dataclasses.replace(candidate, bits=0)
+        forms = with_integers(matrix, [plain], choices, seen)
+        free.append(Free(matrix, (), candidate.bits, tuple(forms[bool(candidate.bits) :])))
     weights = (
         {} if calibration is None else sensitivities(model, plan.matrices, calibration, plan.inputs, seed, progress)
     )
@@ -245,7 +254,7 @@ def _sized(
             f"{target - allowed:,} bytes; raise it, or match more"
         )
     size = 0
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         chosen = distribute(free, allowed, "bytes", weights)
         plan.bits.clear()
         plan.bits.update(bits_of(chosen))
@@ -257,7 +266,7 @@ def _sized(
         size = bytes_of(small)
         if size <= target:
             return (floating if floats else small), plan
-        allowed -= int(1.05 * (size - target)) + 16
+        allowed -= int(1.05 * (size - target)) + 16 + attempt * target // 100  # steps of a choice may be large
         if allowed <= 0:
             break
     raise KronecellError(f"no choice reaches {target:,} bytes, the nearest has {size:,}; raise the size")
@@ -282,7 +291,8 @@ def _sorted(matched: list[tuple[Matrix, Rule | None]], wanted: Wanted) -> tuple[
     fixed: list[Choice] = []
     free: list[Free] = []
     total = sum(matrix.params for matrix, _ in matched)
-    for matrix, rule in matched:
+    for matrix, given in matched:
+        rule, shared, bits = _words(given, matrix)
         closed = wanted.size is not None or matrix.is_table
         kinds = (CLOSED if closed else KINDS) if rule is None else _kind_only(rule)
         if kinds:
@@ -290,10 +300,12 @@ def _sorted(matched: list[tuple[Matrix, Rule | None]], wanted: Wanted) -> tuple[
             alone = matrix.is_compressed or (
                 rule is None and (matrix.params < SMALL * total or not matrix.takes_format)
             )
-            free.append(Free(matrix, () if alone or kinds == ("dense",) else kinds))
+            if kinds == ("dense",) and bits:
+                fixed.append((matrix, Candidate(matrix.stored_params, matrix.stored_bytes, 0.0, bits=bits)))
+            else:
+                free.append(Free(matrix, () if alone or kinds == ("dense",) else kinds, bits))
             continue
         assert rule is not None
-        rule, shared = _sharing(rule, matrix)
         (fmt,) = layer_formats(rule, [(matrix.M, matrix.N)], matrix.name, pad=matrix.is_table)
         assert fmt is not None
         params, indices = num_params(matrix, fmt, shared), num_indices(matrix, fmt)
@@ -303,18 +315,21 @@ def _sorted(matched: list[tuple[Matrix, Rule | None]], wanted: Wanted) -> tuple[
                 f"dense {matrix.params // matrix.copies:,}; lower its ranks or leave the layer out"
             )
         width = matrix.weights()[0].element_size()
-        fixed.append((matrix, Candidate(params, width * params + indices, 0.0, 0.0, fmt, shared, indices=indices)))
+        fixed.append((matrix, Candidate(params, width * params + indices, 0.0, 0.0, fmt, shared, bits, indices)))
     if free and wanted.budget is None and wanted.error is None and wanted.size is None:
         names = ", ".join(entry.matrix.name for entry in free)
         raise KronecellError(f"the rule for {names} has no ranks; give them, or a budget or an error to choose them by")
     return fixed, free
 
 
-def _sharing(rule: Rule, matrix: Matrix) -> tuple[Rule, bool]:
-    """ "lowrank:r=24 shared" is a recipe whose gates share what they have in common."""
-    if not isinstance(rule, str) or not rule.strip().endswith(" shared"):
-        return rule, False
-    return rule.strip().removesuffix(" shared"), matrix.gates > 1
+def _words(rule: Rule | None, matrix: Matrix) -> tuple[Rule | None, bool, int]:
+    """A rule as reports write it, "lowrank:r=24 shared 4 bits": the recipe, whether gates share, and the bits."""
+    if not isinstance(rule, str):
+        return rule, False, 0
+    recipe, shared, bits = re.fullmatch(r"\s*(.*?)(\s+shared)?(?:\s+(\d+) bits)?\s*", rule).groups()  # type: ignore[union-attr]
+    if bits and int(bits) not in range(3, 9):
+        raise KronecellError(f"bits must be whole numbers from 3 to 8, got {bits} in rule {rule!r}")
+    return recipe, bool(shared) and matrix.gates > 1, int(bits or 0)
 
 
 def _kind_only(rule: Rule) -> tuple[str, ...]:

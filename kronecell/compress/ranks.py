@@ -7,6 +7,7 @@ rate over all matrices until the budget is spent is the Lagrangian optimum over 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Free:
 
     matrix: Matrix
     kinds: tuple[str, ...]  # none: only its bits
+    bits: int = 0  # that a rule asks for
     candidates: tuple[Candidate, ...] = ()
 
 
@@ -102,9 +104,10 @@ def with_candidates(
     found = []
     for entry in free:
         matrix, seen = entry.matrix, inputs.get(entry.matrix.name)
-        found.append(
-            Free(matrix, entry.kinds, tuple(candidates(matrix, entry.kinds, bits, seen, seed, most, progress)))
-        )
+        wanted = (entry.bits,) if entry.bits else bits
+        forms = candidates(matrix, entry.kinds, wanted, seen, seed, most, progress)
+        forms = [form for form in forms if form.bits or not entry.bits]
+        found.append(dataclasses.replace(entry, candidates=tuple(forms)))
     return found
 
 

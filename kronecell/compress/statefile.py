@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ save_file(tensors, sys.argv[2])
 """
 
 
-def read_model(path: Path, allow_pickle: bool = False) -> nn.Module:
-    """The model in a file or folder, with torch.nn modules (or ours) under their names."""
+def read_model(path: Path, allow_pickle: bool = False, tables: Sequence[str] = ()) -> nn.Module:
+    """The model in a file or folder, with torch.nn modules (or ours) under their names; `tables` are embeddings."""
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
@@ -58,7 +59,7 @@ def read_model(path: Path, allow_pickle: bool = False) -> nn.Module:
         run = find_run(path)
         return _read_folder(path) if run is None else load(run).eval()
     try:
-        return model_of(read_tensors(path, allow_pickle))
+        return model_of(read_tensors(path, allow_pickle), tables)
     except KronecellError:
         raise
     except Exception as error:  # names that are no module's: "", "a..b", "train.weight", "a" beside "a.b"
@@ -80,8 +81,11 @@ def read_tensors(path: Path, allow_pickle: bool = False) -> dict[str, Tensor]:
     return read_safetensors(path)
 
 
-def model_of(tensors: dict[str, Tensor]) -> nn.Module:
-    """A tree of modules with the names of the state dict; what is not an LSTM, GRU or Linear becomes a buffer."""
+def model_of(tensors: dict[str, Tensor], tables: Sequence[str] = ()) -> nn.Module:
+    """A tree of modules with the names of the state dict; what is not an LSTM, GRU or Linear becomes a buffer.
+
+    `tables` names the matrices, or modules, that are embeddings.
+    """
     if not tensors:
         raise CheckpointError("the file holds no tensors")
     modules: dict[str, nn.Module] = {}
@@ -97,12 +101,18 @@ def model_of(tensors: dict[str, Tensor]) -> nn.Module:
     for name, weight in tensors.items():
         prefix, _, leaf = name.rpartition(".")
         bias = tensors.get(".".join(filter(None, (prefix, "bias"))))
+        if leaf == "weight" and weight.ndim == 2 and {name, prefix} & {*tables} and weight.is_floating_point():
+            modules[prefix] = nn.utils.skip_init(nn.Embedding, *weight.shape, dtype=weight.dtype)
+            taken.add(name)
         # Without a bias a matrix could as well be an embedding, which is indexed and not multiplied.
         linear = leaf == "weight" and weight.ndim == 2 and bias is not None and tuple(bias.shape) == weight.shape[:1]
         if linear and name not in taken and weight.is_floating_point():
             module = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
             modules[prefix] = module
             taken |= {name, ".".join(filter(None, (prefix, "bias")))}
+    unknown = [name for name in tables if name not in modules and name.rpartition(".")[0] not in modules]
+    if unknown:
+        raise CheckpointError(f"no table of rows (a matrix NAME.weight) is named {', '.join(unknown)}")
     rest = {name: tensor for name, tensor in tensors.items() if name not in taken}
     model = _tree(modules, rest)
     model.load_state_dict(tensors, strict=True)

@@ -171,8 +171,8 @@ def _takes_the_place(description: Mapping[str, Any], old: nn.Module) -> bool:
         return (fmt.M, outputs, arguments["bias"]) == (old.in_features, old.out_features, old.bias is not None)
     if kind is TensorEmbedding and type(old) is nn.Embedding:
         width = parse(arguments["format"]).N
-        found = (arguments["num_embeddings"], width, arguments["padding_idx"])
-        return found == (old.num_embeddings, old.embedding_dim, old.padding_idx)
+        fits = (arguments["num_embeddings"], width) == (old.num_embeddings, old.embedding_dim)
+        return fits and arguments["padding_idx"] in (None, old.padding_idx)  # which a file of weights alone has not
     if kind is None or type(old) is not getattr(kind, "DENSE", None):
         return False
     theirs = arguments_of(old)

@@ -64,7 +64,7 @@ def _own(module: nn.Module) -> Cost:
         return _matrix(module, numbers + stored, *_linear_macs(module))
     if isinstance(module, TensorEmbedding):
         lookup, dense = module.lookup, module.num_embeddings * module.embedding_dim
-        held = module.frozen_table is not None  # dense: a row is copied
+        held = module.is_held  # a row is copied
         return Cost(module.num_params, dense, 0 if held else lookup.macs, 0, 0 if held else lookup.hoisted_macs)
     if isinstance(module, QuantizedEmbedding):
         return Cost(module.num_weights, module.num_weights, 0, 0)

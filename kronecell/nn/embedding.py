@@ -58,7 +58,6 @@ class TensorEmbedding(nn.Module):
         self.lookup = lookup_of(self.format.network())  # how a row is read, and what it costs
         self.frozen = False
         self.frozen_rows: tuple[int, ...] = ()
-        self.register_buffer("frozen_table", None, persistent=False)
         self.reset_parameters()
 
     def factors(self) -> dict[str, Tensor]:
@@ -69,6 +68,11 @@ class TensorEmbedding(nn.Module):
     def num_params(self) -> int:
         """Trained numbers."""
         return self.format.num_params
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a frozen module holds the table dense."""
+        return "frozen_table" in self._buffers
 
     @torch.no_grad()
     def reset_parameters(self, std: float = 1.0) -> None:
@@ -87,7 +91,7 @@ class TensorEmbedding(nn.Module):
         """The rows with these numbers, int32 or int64 of any shape."""
         if check_tensor(index, "indices").dtype not in (torch.int64, torch.int32):
             raise ShapeError(f"indices must be int64 or int32, got {index.dtype}; convert them with .long()")
-        table = self._buffers["frozen_table"]
+        table = self._buffers.get("frozen_table")
         if table is None and self._many(index):
             table = self._table()
         if table is None:
@@ -186,7 +190,9 @@ class TensorEmbedding(nn.Module):
         """Hold a small table dense; of a large one rows are contracted as before."""
         self.requires_grad_(False)
         self.frozen = True
-        self.frozen_table = None if self.num_embeddings * self.embedding_dim > HELD else self._table()
+        self._buffers.pop("frozen_table", None)
+        if self.num_embeddings * self.embedding_dim <= HELD:
+            self.register_buffer("frozen_table", self._table(), persistent=False)
 
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; a frozen table refuses to train."""

@@ -126,8 +126,7 @@ def quantize(module: nn.Module, bits: Bits = 8, group: Group = None) -> Any:
         raise PlanError("the module is quantized already: quantize the module that it came from")
     copied = copy.deepcopy(module).eval().requires_grad_(False)
     rounding = _Rounding(bits, 0 if group == "row" else group, _tied(copied))  # type: ignore[arg-type]
-    result = rounding.convert(copied, "")
-    return with_report(result)
+    return with_report(rounding.convert(copied, ""))
 
 
 def with_report(module: nn.Module) -> Any:
@@ -377,8 +376,7 @@ def _floats(module: nn.Module) -> nn.Module:
     if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
         return module.to_dense()
     if isinstance(module, (TensorLinear, TensorEmbedding)):
-        sparse = getattr(module, "sparse", None)
-        for part in (module, sparse) if sparse is not None else (module,):
+        for part in filter(None, (module, getattr(module, "sparse", None))):
             for name, tensor in part.factors().items():
                 if not isinstance(tensor, nn.Parameter):
                     delattr(part, name)
@@ -397,9 +395,6 @@ def _floats(module: nn.Module) -> nn.Module:
 def _thawed(module: Any) -> Any:
     module.frozen = type(module.frozen)()
     module.of_integers = False
-    if isinstance(module, TensorEmbedding):
-        module.frozen_table = None
-        return module.requires_grad_(True)
     for name in [name for name, _ in module.named_buffers(recurse=False) if name.startswith("frozen_")]:
         delattr(module, name)
     return module.requires_grad_(True)

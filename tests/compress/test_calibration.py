@@ -180,3 +180,21 @@ def test_a_matrix_that_sees_few_directions_loses_nothing_at_that_rank() -> None:
 def test_calibration_that_reaches_nothing_is_refused(calibration: Any, message: str) -> None:
     with pytest.raises(kc.KronecellError, match=message):
         kc.compress(nn.GRU(5, 16), {"": "lowrank:r=2"}, calibration=calibration)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalise", ["pixel", "frame", "clip"])
+@pytest.mark.parametrize("lengths", [None, [3, 6]])
+def test_a_classifier_of_videos_is_calibrated_on_what_its_layer_reads(normalise: str, lengths: Any) -> None:
+    """Frames are normalised inside the first product: that is what W sees, and U what follows from it."""
+    torch.manual_seed(0)
+    net = kc.VideoClassifier(12, 5, 3, normalise=normalise, pixel_mean=0.4, input_gain=0.7).double()
+    frames = torch.randint(256, (2, 6, 12), dtype=torch.uint8)
+    counts = None if lengths is None else torch.tensor(lengths)
+    got = record(net, matrices_of(net), [frames if counts is None else (frames, counts)])
+    scale, shift = net.normalisation(frames, counts)
+    x: Any = scale * (frames.double() / 255) + shift
+    x = x if counts is None else pack_padded_sequence(x, counts, batch_first=True, enforce_sorted=False)
+    wanted = record(net.rnn, matrices_of(net.rnn), [x] if counts is None else {"": x})
+    for name, rows in wanted.items():
+        torch.testing.assert_close(squares(got[f"rnn.{name}"]), squares(rows))

@@ -108,6 +108,21 @@ def test_bits_can_be_given() -> None:
 
 
 @torch.no_grad()
+def test_a_rule_may_name_bits_as_reports_do() -> None:
+    net, x = speller(), words()
+    rules = {"first": "lowrank:r=8 shared 8 bits", "second.weight_hh_l0": "dense 4 bits", "head": "lowrank:r=5"}
+    small, report = kc.compress(net, rules)
+    formats = {layer.name: layer.format for layer in report.layers}
+    assert formats["first.weight_ih_l0"].endswith("r=8 shared 8 bits")
+    assert formats["second.weight_hh_l0"] == "dense 4 bits" and "bits" not in formats["head.weight"]
+    assert small(x).shape == net(x).shape
+    _, sized = kc.compress(net, {"*": "lowrank", "*.weight_*": "lowrank 5 bits"}, size=0.2, calibration=x)
+    ends = {layer.name: layer.format.split()[-2:] for layer in sized.layers if ".weight_" in layer.name}
+    assert set(map(tuple, ends.values())) == {("5", "bits")}
+    with pytest.raises(kc.KronecellError, match="from 3 to 8, got 2"):
+        kc.compress(net, {"head": "lowrank:r=2 2 bits"})
+
+
 def test_a_model_of_integers_can_be_saved_and_loaded(tmp_path: Path) -> None:
     net, x = speller(), words()
     small, _ = kc.compress(net, {"*": "lowrank", "head": "dense", "table": "dense"}, size=0.2)

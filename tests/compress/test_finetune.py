@@ -167,11 +167,14 @@ def test_the_best_state_is_kept_and_training_stops_early(trained: nn.Module) -> 
     assert all(torch.equal(tensor, before[name]) for name, tensor in trained.state_dict().items())
 
 
-def test_a_ratio_can_be_reached_by_stages(trained: nn.Module) -> None:
+def test_a_ratio_can_be_reached_by_stages(trained: nn.Module, tmp_path: Path) -> None:
     lines: list[str] = []
+    training = {"steps": 6, "folder": tmp_path}
     small, report = kc.compress(
-        trained, size=0.45, train=LOADER, loss=task, stages=2, training={"steps": 6}, progress=lines.append
+        trained, size=0.45, train=LOADER, loss=task, stages=2, training=training, progress=lines.append
     )
+    again, _ = kc.compress(trained, size=0.45, train=LOADER, loss=task, stages=2, training=training)  # reads it
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in small.state_dict().items())
     assert report.model_bytes_after <= 0.45 * report.model_bytes_before
     assert [line for line in lines if line.startswith("stage")] == ["stage 1 of 2: training", "stage 2 of 2: training"]
     assert loss_of(small) < 2.0
