@@ -16,7 +16,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from measurements import NOTHING, accuracy, fits, g2p, headline, letters, letters_kcp, measured, sizes, table
+from measurements import (
+    NOTHING,
+    accuracy,
+    fits,
+    g2p,
+    headline,
+    letters,
+    letters_kcp,
+    letters_rates,
+    measured,
+    sizes,
+    table,
+)
 from notebook import NOTEBOOK, PAGE, notebook
 from pictures import FOLDER, LABELS, drawings
 
@@ -191,7 +203,8 @@ def settings() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
     "settings": settings, "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
-    "letters": letters, "letters-kcp": letters_kcp, "letters-brief": lambda: letters(brief=True),
+    "letters": letters, "letters-kcp": letters_kcp, "letters-rates": letters_rates,
+    "letters-brief": lambda: letters(brief=True),
     "accuracy": lambda: accuracy() or NOTHING,
     "g2p": g2p,
     **{f"drawing-{kind}": lambda kind=kind: drawing(kind) for kind in EXAMPLES},
