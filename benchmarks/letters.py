@@ -69,8 +69,8 @@ SWEEP = (DENSE, "KCP (4,4,2), all", "TT, rank 4")  # in the study of rates
 ALSO = (*SWEEP, "HT, rank 4")  # tested with rates by structure, too
 FORMATS = UNIFORM | {name + BY_STRUCTURE: {**UNIFORM[name], "rates": "structure"} for name in ALSO}
 # What decides comes first: the best on the inner split, and both kinds of dense.
-FIRST = (DENSE, DENSE + BY_STRUCTURE, "TT, rows x columns", "KCP (4,2,1), rows x columns", "TT, rank 4",
-         "KCP (4,4,2), all", "HT, rank 4", "KCP (8,2,2), all", "TT, rank 4" + BY_STRUCTURE)  # fmt: skip
+FIRST = (DENSE + BY_STRUCTURE, "KCP (4,4,2), all", DENSE, "TT, rank 4", "HT, rank 4", "KCP (4,2,1), rows x columns",
+         "KCP (8,2,2), all", "TT, rank 4" + BY_STRUCTURE, "TT, rows x columns")  # fmt: skip
 RATES = (1e-3, 4e-3, 1.6e-2)
 LOWER, HIGHER = 2.5e-4, 6.4e-2  # rates beside those of the search, for the study of rates
 NARROW = {"hidden": 32, "modes": ("n=4x4x8", "n=4x4x2"), "rows": ("n=128", "n=32")}

@@ -49,7 +49,7 @@ def draw(target: Path, rows: Sequence[Mapping[str, Any]], others: Sequence[Mappi
             fontsize=7.5,
         )
     left.set_yticks(range(len(lines)), [row["name"] for _, row, _ in lines])
-    left.set(xlabel="accuracy on the third repetition, %, and 95% interval")
+    left.set(xlabel="accuracy on the third repetition, %, with 95% interval\nhollow: not an LSTM over raw pixels")
     right.set(xscale="log", xlabel="parameters of W", xlim=(500, 2e7))
     left.grid(alpha=0.3)
     right.grid(alpha=0.3)

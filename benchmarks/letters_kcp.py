@@ -1,7 +1,7 @@
 """What makes KCP weaker or stronger in benchmarks.letters, on the inner split alone: two rates, then two seeds.
 
 Each question changes one thing of a format. And how much each format could hold of what a dense W learns: the best fit
-to the change of W in training, and to its gradient at the start.
+to the change of W in training.
 """
 
 from __future__ import annotations
@@ -146,12 +146,10 @@ def learnt(study: Any) -> Record:
     record: Record = {"settings": settings, "accuracy": 0.0, "matrices": {}, "held": {}}
     for name, matrix in (("gradient at the start", gradient), ("change in training", change)):
         record["matrices"][name] = {"effective rank": effective_rank(matrix), "rank of 90%": rank_of(matrix, 0.9)}
-        for own in study.formats.values():
-            text, shared = str(own["format"]), bool(own.get("shared"))
-            if text != "dense":
-                record["held"].setdefault(f"{text}{' shared' if shared else ''}", {})[name] = held(matrix, text, shared)
-        for text, shared in formats() if study.seeds > 1 else ():
-            record["held"].setdefault(f"{text}{' shared' if shared else ''}", {})[name] = held(matrix, text, shared)
+    for own in study.formats.values():
+        text, shared = str(own["format"]), bool(own.get("shared"))
+        if text != "dense" and shared and text not in record["held"]:
+            record["held"][text] = held(change, text, shared)
     return dict(study.records.put(HELD, record))
 
 

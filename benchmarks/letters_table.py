@@ -357,12 +357,8 @@ def kcp_study(document: Mapping[str, Any]) -> str:
             "directions"
             for name, facts in learnt["matrices"].items()
         )
-        text += ". The share of its energy that the best fit of a format holds:\n\n"
-        names = [*learnt["matrices"]]
-        text += table(
-            ("format", *names),
-            [(f"`{key}`", *(percent(held[n]) for n in names)) for key, held in learnt["held"].items()],
-        )
+        text += ". The share of the energy of its change that the best fit of a format, shared by the gates, holds:\n\n"
+        text += table(("format", "held"), [(f"`{key}`", f"{100 * held:.2f}%") for key, held in learnt["held"].items()])
     return text if any(document["kcp"].values()) or learnt else ""
 
 

@@ -26,6 +26,7 @@ from measurements import (
     headline,
     letters,
     letters_kcp,
+    letters_rates,
     measured,
     one_step,
     sizes,
@@ -205,7 +206,8 @@ def settings() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
     "settings": settings, "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
-    "letters": letters, "letters-kcp": letters_kcp, "letters-brief": lambda: letters(brief=True),
+    "letters": letters, "letters-kcp": letters_kcp, "letters-rates": letters_rates,
+    "letters-brief": lambda: letters(brief=True),
     "accuracy": lambda: accuracy() or NOTHING,
     "g2p": g2p,
     "deployed": deployed,

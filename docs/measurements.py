@@ -206,6 +206,33 @@ def letters_kcp() -> str:
     return "\n\n".join(parts)
 
 
+def letters_rates() -> str:
+    """The best rate of each network at each width, and what another network's best rate costs."""
+    data = read("letters")
+    if data is None:
+        return ""
+    curves: dict[tuple[str, int], dict[str, dict[float, float]]] = {}
+    for point in data["sweep"]:
+        kinds = curves.setdefault((point["name"], point["hidden"]), {})
+        kinds.setdefault(point["rates"], {})[point["rate"]] = point["accuracy"]
+
+    def best(curve: dict[float, float]) -> list[str]:
+        rate = max(curve, key=lambda rate: curve[rate])
+        return [f"{rate:g}", _percent(curve[rate])]
+
+    lines = [
+        [name, f"{hidden}", *best(kinds["uniform"]), *best(kinds["structure"])]
+        for (name, hidden), kinds in curves.items()
+        if len(kinds) == 2
+    ]
+    head = ("LSTM", "hidden", "best rate, uniform", "accuracy", "best rate, structure", "accuracy")
+    lost = "; ".join(
+        f"`{kind}` {100 * facts['mean_loss']:.1f} points on average, at most {100 * facts['largest_loss']:.1f}"
+        for kind, facts in data["transfer"].items()
+    )
+    return f"{table(head, lines)}\n\nLost at the best rate of another network or width of these: {lost}."
+
+
 def _rate(settings: dict[str, Any]) -> str:
     return f"{settings['learning_rate']:g}" if "learning_rate" in settings else ""
 

@@ -102,6 +102,7 @@ class Experiment:
     rates: str = setting(
         "uniform",
         "`uniform`: one rate for all; `structure`: that of U, and W, or each factor of it, at what suits its width",
+        "`structure` for a dense W over wide inputs: it learns better, and takes the formats' rates",
     )
     init: str = setting(
         "entries", "W starts with torch's rms of `entries`, or, where that is less, with its `spectral` norm"
