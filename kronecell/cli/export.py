@@ -58,13 +58,15 @@ def export(
     if place is not None and out is not None:
         raise KronecellError("OUT and --out name the same thing: give one of them")
     out = place or out
+    if dense and to == "c":
+        raise KronecellError("--dense belongs to --to onnx")
     if to == "c":
         _export_c(
             model, out, name, prefer, _bytes(flash, "--flash"), _bytes(ram, "--ram"), report, data, as_json, quiet
         )
         return
-    if report or flash or ram:
-        raise KronecellError("--report, --flash and --ram belong to --to c")
+    if report or flash or ram or (name, prefer) != ("network", "balance"):
+        raise KronecellError("--report, --flash, --ram, --name and --prefer belong to --to c")
     classifier = open_classifier(model, data, quiet)
     target = out or Path(f"{classifier.facts.get('experiment') or 'model'}.onnx")
     result, sidecar = write_onnx(classifier, target, dense)

@@ -62,6 +62,8 @@ def test_files_are_written_and_checked(saved: Path, tmp_path: Path, capsys: pyte
         (["--to", "c", "--prefer", "fast"], "prefer must be one of"),
         (["--to", "c", "--out", "elsewhere"], "give one of them"),
         (["--report"], "belong to --to c"),
+        (["--name", "clips"], "belong to --to c"),
+        (["--to", "c", "--dense"], "belongs to --to onnx"),
         (["--to", "rust"], "--to must be one of onnx, c"),
     ],
 )

@@ -139,7 +139,8 @@ def export_c(
 
     LSTM and GRU (every layer, direction, projection and format), their cells, Linear, TensorLinear and VideoClassifier,
     with weights of float32 or those of `kc.quantize`. `prefer` is what the orders of products are chosen for: "size"
-    (flash and RAM), "speed" (multiply-adds) or "balance" (the smallest product of flash and multiply-adds).
+    (flash and RAM), "speed" (time, by a model of the loops) or "balance" (the smallest product of flash and
+    multiply-adds).
 
     A budget in bytes, of `flash` (arrays and code) or `ram` (the state, beside x and y), makes it take any order that
     keeps it; where none does, it is refused with what would fit.

@@ -20,26 +20,30 @@ static void copy{end}(float *y, const {X} *x, size_t n)
 }}
 """
 ACTIVATIONS = """\
-/* e^x, within 2 units of the last place; what is too large or small becomes the largest or smallest of it */
+/* e^x, within 2 units of the last place, of |x| up to 87, as which larger ones count. Choices are made of integers:
+   gcc makes no vectors of those between floats. */
 static float exponential(float x)
 {
     union {
         float f;
         int32_t i;
-    } power;
-    const float low = x > -87.0f ? x : -87.0f;
-    const float y = low < 88.0f ? low : 88.0f;
-    const int32_t n = (int32_t)(y * 1.44269504f + (y < 0.0f ? -0.5f : 0.5f));
-    const float r = (y - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
+    } y, power;
+    y.f = x;
+    const int32_t size = y.i & 0x7fffffff;
+    y.i = y.i - size + (size < 0x42ae0000 ? size : 0x42ae0000);
+    const int32_t n = (int32_t)(y.f * 1.44269504f + 127.5f);
+    const float whole = (float)(n - 127);
+    const float r = (y.f - whole * 0.693359375f) + whole * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    power.i = (n + 127) * 8388608;
-    p = (p * r * r + r + 1.0f) * power.f;
-    return x == x ? p : x; /* not a number stays so */
+    power.i = n * 8388608;
+    power.f *= p * r * r + r + 1.0f;
+    power.i |= size > 0x7f800000 ? 0x7fc00000 : 0; /* not a number stays so */
+    return power.f;
 }
 """
 SIGMOID = """\

@@ -18,6 +18,7 @@ from kronecell.nn.recurrent import Recurrent
 from kronecell.nn.rnn import GRU, LSTM
 
 Weight = Tensor | QuantizedLinear | TensorLinear
+MOST_NUMBERS = 2**24  # of an input or output: what a compressed matrix has may be more than any memory
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,17 @@ class Network:
 
 def take_apart(module: nn.Module) -> Network:
     """The parts of an LSTM, a GRU, a cell, a linear layer or a classifier of clips."""
+    network = _take_apart(module)
+    for matrix in network.matrices():
+        if max(matrix.inputs, matrix.outputs) > MOST_NUMBERS:
+            raise CheckpointError(
+                f"{matrix.name} has {matrix.inputs:,} inputs and {matrix.outputs:,} outputs, a C file has at most "
+                f"{MOST_NUMBERS:,}; nothing was written"
+            )
+    return network
+
+
+def _take_apart(module: nn.Module) -> Network:
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"export_c takes a torch module, got {type(module).__name__}")
     module = copy.deepcopy(module).eval()

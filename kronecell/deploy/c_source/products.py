@@ -112,13 +112,29 @@ def plan_network(layer: TensorLinear, prefer: str) -> tuple[Chain, Memory]:
     """The order of a network, with the loops that keep its memory small."""
     found = [(chain, memory_for(chain, prefer)) for chain in chains_of(layer, prefer)]
 
-    def price(of: tuple[Chain, Memory]) -> tuple[int, int]:
+    def price(of: tuple[Chain, Memory]) -> tuple[float, float]:
         chain, memory = of
         if prefer == "size":
             return chain.num_bytes + 4 * memory.total, chain.macs
-        return (chain.macs, chain.num_bytes) if prefer == "speed" else (chain.macs * chain.num_bytes, memory.total)
+        return (
+            (_cycles(chain, memory), chain.num_bytes)
+            if prefer == "speed"
+            else (chain.macs * chain.num_bytes, memory.total)
+        )
 
     return min(found, key=price)
+
+
+def _cycles(chain: Chain, memory: Memory) -> float:
+    """What a product takes by the prices of its loops, of making integers floats, and of reading weights."""
+    nests = nests_of(chain, memory.loops, memory.streamed)
+    cycles = chain.num_bytes / 16
+    for step, (operand, nest) in enumerate(zip(chain.operands, nests, strict=True)):
+        around = prod(chain.sizes[leg] for leg in memory.loops if chain.removed(leg) >= step)
+        cycles += around * nest.price
+        if operand.factor is not None:
+            cycles += operand.elements(chain.sizes) * (around if memory.streamed[step] else 1) / 4
+    return cycles
 
 
 def memory_for(chain: Chain, prefer: str) -> Memory:
