@@ -63,15 +63,18 @@ def runs() -> Iterator[Key]:
     for task in TASKS:
         yield from (*dense(task, 0), *each(task, MAIN, 8, 10, 0), *each(task, (*MAIN, DROPOUT), 32, 10, 0))
     for bits, ratio in ((8, 20), (32, 20), (8, 40)):
-        yield from (key for task in TASKS for key in each(task, MAIN, bits, ratio, 0))
-    yield from each("text", MAIN, 6, 10, 0)
+        yield from each("text", MAIN, bits, ratio, 0)
+    yield from each("text", ("doped lowrank", "lowrank", "pruned"), 6, 10, 0)
+    yield from each("digits", OTHERS, 32, 10, 0)
     for seed in (1, 2):
         yield from (*dense("digits", seed), *each("digits", MAIN, 8, 10, seed), *each("digits", MAIN, 32, 10, seed))
-    yield from (*dense("text", 1), *each("text", MAIN, 8, 10, 1), *each("text", MAIN, 32, 10, 1))
-    yield from (*each("digits", OTHERS, 8, 10, 0), *each("digits", OTHERS, 32, 10, 0))
+    yield from each("text", OTHERS, 32, 10, 0)
     yield from (("digits", "scratch", variant, 32, 10, 0) for variant in SCRATCH)
-    yield from (*each("text", OTHERS, 32, 10, 0), *each("text", OTHERS, 8, 10, 0))
-    yield from (*dense("text", 2), *each("text", MAIN, 8, 10, 2), *each("text", MAIN, 32, 10, 2))
+    for seed in (1, 2):
+        yield from (*dense("text", seed), *each("text", MAIN, 8, 10, seed), *each("text", MAIN, 32, 10, seed))
+    for bits, ratio in ((8, 40), (8, 20), (32, 20)):
+        yield from each("digits", MAIN, bits, ratio, 0)
+    yield from (*each("digits", OTHERS, 8, 10, 0), *each("text", OTHERS, 8, 10, 0))
     for bits, ratio in ((32, 5), (32, 40)):
         yield from (key for task in TASKS for key in each(task, MAIN, bits, ratio, 0))
     for task in ("digits", "text"):
@@ -128,8 +131,8 @@ class Work:
             self.dense[name, seed] = model.eval()
         return self.dense[name, seed]
 
-    def chosen(self, name: str, variant: str, bits: int) -> tuple[float, float]:
-        """Rate and share of a variant: the best on validation data, at ten times fewer bytes, after a short training.
+    def chosen(self, name: str, variant: str, bits: int, ratio: float = 10) -> tuple[float, float]:
+        """Rate and share of a variant: the best on validation data after a short training.
 
         The search goes from the middle rate up as long as that helps, or else down. Both are chosen for each number of
         bits: with integers there are more values, and an index weighs more beside them.
@@ -138,22 +141,23 @@ class Work:
         first = shares[len(shares) // 2]
 
         def loss(at: int) -> float:
-            return self.trial(name, variant, bits, RATES[at], first) if 0 <= at < len(RATES) else math.inf
+            return self.trial(name, variant, bits, ratio, RATES[at], first) if 0 <= at < len(RATES) else math.inf
 
         at = len(RATES) // 2
         way = 1 if loss(at + 1) < loss(at) else -1
         while loss(at + way) < loss(at):
             at += way
-        return RATES[at], min(shares, key=lambda share: self.trial(name, variant, bits, RATES[at], share))
+        return RATES[at], min(shares, key=lambda share: self.trial(name, variant, bits, ratio, RATES[at], share))
 
-    def trial(self, name: str, variant: str, bits: int, rate: float, share: float) -> float:
+    def trial(self, name: str, variant: str, bits: int, ratio: float, rate: float, share: float) -> float:
         """The validation loss."""
-        text = f"{name}/{variant}/{bits} bits/rate {rate:g}/share {share:g}"
+        size = f"{bits} bits" + (f" {ratio:g}x" if ratio != 10 else "")
+        text = f"{name}/{variant}/{size}/rate {rate:g}/share {share:g}"
         if text not in self.kept["search"]:
             task, data, steps = self.tasks[name], self.data(name), min(SEARCH_STEPS, self.tasks[name].more)
             start = self.start(name, 0)
             torch.manual_seed(0)
-            made = Variant(task, data.classes, variant, bits, 10, share, steps, start)
+            made = Variant(task, data.classes, variant, bits, ratio, share, steps, start)
             seconds = trained(data.batches(task.more_batch, 0), data, made.model, made, rate, steps)
             found = data.evaluate(made.finished()[0], "valid")
             self.kept["search"][text] = {k: found[k] for k in ("loss", "score")} | {"cpu_seconds": seconds}
@@ -165,9 +169,12 @@ class Work:
         """One network from its start to the test data."""
         name, start, variant, bits, ratio, seed = key
         task, data = self.tasks[name], self.data(name)
-        alone, few = variant.partition(",")[0], bits == 32 or ratio > 10
+        alone = variant.partition(",")[0]
         rate, share = self.chosen(name, alone, 32 if bits == 32 else 8)
-        rate = self.chosen(name, alone, 32)[0] if few else rate  # integers at forty times are as few as floats at ten
+        if bits != 32 and ratio > 20:  # integers at forty times have as few values as floats at ten
+            rate = self.chosen(name, alone, 32)[0]
+        elif bits != 32 and ratio == 20:
+            rate, share = self.chosen(name, alone, bits, ratio)
         if start == "dense":
             dense, steps, batch = self.start(name, seed), task.more, task.more_batch
         else:
@@ -248,7 +255,7 @@ def main() -> None:
         task, start, variant, _, ratio, seed = key
         if name_of(key) in work.kept["runs"] or arguments.only not in ("", task):
             continue
-        if arguments.quick and (seed or ratio not in (1, 10) or start != "dense" or "kcp" in variant):
+        if arguments.quick and (seed or ratio not in (1, 10) or start != "dense" or variant in MORE):
             continue
         if time.monotonic() > work.until:
             break

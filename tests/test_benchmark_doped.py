@@ -18,17 +18,19 @@ DATA = ROOT.parent / "shared" / "data"
     reason="the spoken digits and the text are not on this machine",
 )
 def test_doped_formats_are_trained_and_runs_that_are_there_are_not_repeated(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.doped", "--quick", "--results", str(tmp_path), "--data", str(DATA)]
+    command = [sys.executable, "-m", "benchmarks.doped", "--quick", "--latency", "--data", str(DATA)]
+    command += ["--results", str(tmp_path), "--work", str(tmp_path / "work")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "doped.json").read_text())["runs"]
-    assert {key.split("/")[0] for key in found} == {"digits", "text"} and len(found) == 24
+    assert {key.split("/")[0] for key in found} == {"digits", "text"} and len(found) == 31
     for record in found.values():
         assert record["bytes"] > 0 and record["score"] >= 0
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0 and "seed" not in again.stderr
     assert json.loads((tmp_path / "doped.json").read_text())["runs"] == found
     assert "| doped lowrank |" in (tmp_path / "doped.md").read_text()
+    assert all((tmp_path / name).read_text().startswith("<?xml") for name in ("doped.svg", "doped-latency.svg"))
 
 
 def test_the_speed_of_doped_layers_is_measured(tmp_path: Path) -> None:
