@@ -287,7 +287,7 @@ def everyday() -> str:
         lines.append([names[row["case"]], how, smaller, f"{row['bytes']:,}", row["score_text"], seconds])
     silence = max((row["longest_silence"] for row in data["rows"] if not row.get("trained", True)), default=0.0)
     about = (
-        "Accuracy with its 95% interval, or the perplexity of a character. Seconds are of the whole call on a core that "
-        f"other work shared. Without training, the longest time between two lines of progress was {silence:.0f} s."
+        "Accuracy with its 95% interval, or the perplexity of a character. Seconds are of the whole call on a core "
+        f"that other work shared. Without training, the longest time between two lines of progress was {silence:.0f} s."
     )
     return f"{table(('network', 'what', 'smaller', 'bytes', 'score', 'seconds'), lines)}\n\n{about}"
