@@ -191,14 +191,14 @@ LARGE = 4096  # weights that are worth a word if they are skipped
 
 
 def dense(model: nn.Module) -> nn.Module:
-    """A copy with torch.nn's layers and cells in place of ours."""
+    """A copy with nothing compressed; recurrent layers stay this package's, whose arguments a model may use."""
     return _with_dense(copy.deepcopy(model))
 
 
 def _with_dense(module: nn.Module) -> nn.Module:
     if isinstance(module, (Recurrent, TensorLinear, TensorEmbedding)):
         plain: nn.Module = module.to_dense()
-        return plain
+        return type(module).from_dense(plain) if isinstance(module, Recurrent) else plain
     for name, child in [*module.named_children()]:
         setattr(module, name, _with_dense(child))
     return module

@@ -190,8 +190,7 @@ def _compressed(
     if wanted.error is not None:
         found = [(f.matrix, smallest_within(f, wanted.error, inputs.get(f.matrix.name), seed, progress)) for f in free]
         bits = {f.matrix.name: f.bits for f in free}
-        reached = [(matrix, dataclasses.replace(c, bits=bits[matrix.name])) for matrix, c in found if c is not None]
-        chosen = [*fixed, *reached]
+        chosen = [*fixed, *((m, dataclasses.replace(c, bits=bits[m.name])) for m, c in found if c is not None)]
     elif wanted.size is not None:
         return _sized(model, wanted, fixed, free, plan, calibration, seed, progress, options, floats)
     else:

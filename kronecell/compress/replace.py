@@ -88,6 +88,8 @@ def _recurrent(trained: Any, choices: list[Choice], inputs: Mapping[str, Tensor]
         for name, part in [*trained.named_children(), *trained.named_parameters(recurse=False)]:
             target = getattr(new, name)
             if name in weights:
+                if options.get("progress") is not None:
+                    options["progress"](f"fitting {by_weight[name][0].name}")
                 gates, M, N = weights[name].shape
                 weight = weights[name].transpose(1, 2).reshape(gates * N, M)
                 target.fit(weight, inputs=inputs.get(by_weight[name][0].name), **options)
