@@ -14,6 +14,8 @@ from kronecell.training.intervals import CERTAINTY, mean_margin, wilson
 
 Runs = Mapping[str, Mapping[str, Any]]
 HEAD = ("W and U", "bits", "bytes", "fewer", "seeds", "rate", "entries' share")
+LOST = {"text": "perplexity above dense, %, test", "digits": "accuracy beside dense, points, test"}
+BITS = {32: "-", 8: "--", 6: ":", 4: "", 3: ""}  # and how their points are joined
 STYLES = {
     "dense": ("#444444", "*"), "lowrank": ("#c4511d", "s"), "pruned": ("#777777", "^"),
     "doped lowrank": ("#0b62a8", "o"), "tt": ("#2c8c4a", "v"), "doped tt": ("#7a3fa0", "D"),
@@ -173,60 +175,66 @@ def draw(document: Mapping[str, Any], folder: Path) -> None:
     matplotlib.rcParams |= {"svg.hashsalt": "kronecell", "font.size": 9}
     import matplotlib.pyplot as plt
 
-    groups = {key: some for key, some in grouped(document["runs"]).items() if ", " not in key[1]}
-    tasks = [task for task in document["tasks"] if any(key[0] == task for key in groups)]
-    figure, axes = plt.subplots(1, max(1, len(tasks)), figsize=(9.5, 4.2), layout="constrained", squeeze=False)
+    runs = document["runs"]
+    groups = {key: some for key, some in grouped(runs).items() if ", " not in key[1]}
+    tasks = [task for task in document["tasks"] if f"{task}/dense/32 bits/1x/seed 0" in runs]
+    figure, axes = plt.subplots(1, max(1, len(tasks)), figsize=(10, 4.2), layout="constrained", squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=False):
-        for variant, (colour, mark) in STYLES.items():
-            for bits in (32, 8):
-                points = sorted(
-                    (some[0]["ratio"], score(task, some))
-                    for key, some in groups.items()
-                    if key[:3] == (task, variant, bits)
-                )
-                _line(axis, points, colour, mark, bits, variant)
-        small = sorted((some[0]["ratio"], score(task, some)) for key, some in groups.items()
-                       if key[:2] == (task, "dense") and key[2] in (3, 4))  # fmt: skip
-        for ratio, value in small:
-            axis.plot(ratio, value[0], "*", mfc="white", color="#444444", markersize=8)
-        low = score(task, groups[task, "dense", 32, 1.0])[0] if (task, "dense", 32, 1.0) in groups else None
-        if low is not None:
-            axis.axhline(low, color="#444444", linewidth=0.7, linestyle=":")
-        axis.set(xscale="log", xlabel="times fewer bytes of W and U", title=task, ylabel=f"{unit(task)}, test")
+        for number, variant in enumerate(STYLES):
+            for bits in BITS:
+                points = [
+                    (key[3], some[0]["ratio"], some) for key, some in groups.items() if key[:3] == (task, variant, bits)
+                ]
+                aside = 1 + 0.02 * (number - len(STYLES) / 2)  # so that intervals do not hide each other
+                lost = [
+                    (ratio * aside, beside(task, some, runs)) for _, ratio, some in sorted(points, key=lambda p: p[0])
+                ]
+                _line(axis, lost, variant, bits)
+        axis.axhline(0, color="#444444", linewidth=0.7, linestyle=":")
+        axis.set(xscale="log", xlabel="times fewer bytes of W and U", title=task, ylabel=LOST[task], xlim=(0.9, 50))
         axis.set_xticks([1, 2, 5, 10, 20, 40], ["1", "2", "5", "10", "20", "40"])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    _finish(plt, figure, axes[0][0], folder / "doped.svg")
+    _finish(plt, figure, axes[0], folder / "doped.svg")
     if document.get("latency"):
-        figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
-        for variant, (colour, mark) in STYLES.items():
-            for bits in (32, 8):
+        figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+        for variant in STYLES:
+            for bits in BITS:
                 points = []
                 for key, some in groups.items():
-                    name = f"text/{variant}/{bits} bits/{key[3]:g}x/seed 0"
-                    if key[:3] == ("text", variant, bits) and name in document["latency"]:
-                        points.append((document["latency"][name], score("text", some)))
-                _line(axis, sorted(points), colour, mark, bits, variant, joined=False)
-        axis.set(xlabel="milliseconds of 50 steps, batch 1, one thread", ylabel="perplexity, test", title="text")
+                    took = document["latency"].get(f"text/{variant}/{bits} bits/{key[3]:g}x/seed 0")
+                    if key[:3] == ("text", variant, bits) and took is not None:
+                        points.append((took, beside("text", some, runs)))
+                _line(axis, sorted(points), variant, bits, joined=False)
+        axis.set(xlabel="milliseconds of 50 steps, batch 1, one thread", ylabel=LOST["text"], title="text")
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
-        _finish(plt, figure, axis, folder / "doped-latency.svg")
+        _finish(plt, figure, [axis], folder / "doped-latency.svg")
 
 
-def _line(
-    axis: Any, points: Sequence[Any], colour: str, mark: str, bits: int, variant: str, joined: bool = True
-) -> None:
-    """Points with their intervals; 8 bits are hollow."""
+def beside(task: str, some: Sequence[Mapping[str, Any]], runs: Runs) -> tuple[float, float, float]:
+    """What is lost beside the dense networks in float32 of the same seeds."""
+    dense = {parsed(key)[4]: record for key, record in runs.items() if key.startswith(f"{task}/dense/32")}
+    found = difference(task, some, dense)
+    assert found is not None
+    return found
+
+
+def _line(axis: Any, points: Sequence[Any], variant: str, bits: int, joined: bool = True) -> None:
+    """Points with their intervals: filled in float32, hollow in 8 bits, small in fewer."""
     if not points:
         return
+    colour, mark = STYLES[variant]
     middle = [value[0] for _, value in points]
     spread = [[value[0] - value[1] for _, value in points], [value[2] - value[0] for _, value in points]]
-    line = ("-" if bits == 32 else "--") if joined else ""
-    axis.errorbar([x for x, _ in points], middle, spread, fmt=f"{mark}{line}", color=colour, capsize=2, linewidth=1,
-                  markersize=6, mfc=colour if bits == 32 else "white", label=f"{variant}, {bits} bits")  # fmt: skip
+    axis.errorbar([x for x, _ in points], middle, spread, fmt=f"{mark}{BITS[bits] if joined else ''}", color=colour,
+                  capsize=2, linewidth=1, markersize=6 if bits > 6 else 4, mfc=colour if bits == 32 else "white",
+                  label=f"{variant}, {'float32' if bits == 32 else f'{bits} bits'}")  # fmt: skip
 
 
-def _finish(plt: Any, figure: Any, axis: Any, target: Path) -> None:
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+def _finish(plt: Any, figure: Any, axes: Sequence[Any], target: Path) -> None:
+    """With one legend for all axes."""
+    named = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend([*named.values()], [*named], loc="outside right upper", frameon=False, fontsize=8)
     write_atomically(target, lambda path: figure.savefig(path, format="svg", metadata={"Date": None}))
     plt.close(figure)

@@ -125,7 +125,7 @@ def drawings() -> dict[Path, str]:
     every = parse(EXAMPLES["kcp"] + ",tie=all")
     svg = draw(every.plan(), title="KCP of Theorem 1 (tie=all), order separable", standalone=True)
     found[FOLDER / "kcp-all-separable.svg"] = svg + "\n"
-    for name in ("letters.svg", "letters-rates.svg"):  # drawn by the benchmark itself, from its results
+    for name in ("letters.svg", "letters-rates.svg", "doped.svg", "doped-latency.svg"):  # drawn by the benchmarks
         measured = FOLDER.parents[1] / "benchmarks" / "results" / name
         if measured.is_file():
             found[FOLDER / name] = measured.read_text(encoding="utf-8")
