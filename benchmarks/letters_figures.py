@@ -64,7 +64,7 @@ def draw_rates(target: Path, sweep: Sequence[Mapping[str, Any]]) -> None:
     """Accuracy by rate, uniform beside by structure."""
     plt = _plot()
     kinds = ("uniform", "structure")
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.8), sharey=True, layout="constrained")
     names = [*dict.fromkeys(point["name"] for point in sweep)]
     for axis, kind in zip(axes, kinds, strict=True):
         for number, name in enumerate(names):
@@ -81,7 +81,7 @@ def draw_rates(target: Path, sweep: Sequence[Mapping[str, Any]]) -> None:
         axis.set(xscale="log", title=f'rates = "{kind}"', xlabel="learning rate")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, inner split, %")
-    axes[1].legend(fontsize=7)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
     _save(plt, figure, target)
 
 
