@@ -197,7 +197,7 @@ def dense(model: nn.Module) -> nn.Module:
 
 def _with_dense(module: nn.Module) -> nn.Module:
     if isinstance(module, (Recurrent, TensorLinear, TensorEmbedding)):
-        plain: nn.Module = module.to_dense()
+        plain: Any = module.to_dense()
         return type(module).from_dense(plain) if isinstance(module, Recurrent) else plain
     for name, child in [*module.named_children()]:
         setattr(module, name, _with_dense(child))
