@@ -16,7 +16,7 @@ Runs = Mapping[str, Mapping[str, Any]]
 HEAD = ("W and U", "bits", "bytes", "fewer", "seeds", "rate", "entries' share")
 SEARCHED = (
     "The rules of the search were changed while test scores of first runs were known, and those runs were made again: "
-    "more steps and higher rates for all; rates for integers of their own; at twenty times in 8 bits a search of its own "
+    "more steps, higher rates for all; rates for integers of their own; at twenty times in 8 bits a search of its own "
     "(low rank 5.96 before, doped 5.53, pruned 5.71); at forty times the share of 8 bits, not of floats (doped 6.12 "
     "before)."
 )
