@@ -121,7 +121,7 @@ class Flat(nn.Module):
         for position, nested in enumerate(self.nested):
             rest = tensors[position:]
             arguments.append(tuple(rest) if nested else rest[0])  # a state tuple can only be the last argument
-        return _flat(self.module(*arguments))
+        return flat_tensors(self.module(*arguments))
 
 
 class Streaming(nn.Module):
@@ -146,14 +146,14 @@ class Streaming(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         x, *given = tensors
         state = tuple(given)
-        output, *last = _flat(self.module(x.unsqueeze(self.time_axis), state if len(state) > 1 else state[0]))
+        output, *last = flat_tensors(self.module(x.unsqueeze(self.time_axis), state if len(state) > 1 else state[0]))
         return (output.squeeze(self.time_axis), *last)
 
 
-def _flat(result: Any) -> tuple[Tensor, ...]:
+def flat_tensors(result: Any) -> tuple[Tensor, ...]:
     if isinstance(result, Tensor):
         return (result,)
-    return tuple(tensor for part in result for tensor in _flat(part))
+    return tuple(tensor for part in result for tensor in flat_tensors(part))
 
 
 def _operators(path: Path) -> Counter[str]:
@@ -323,7 +323,7 @@ def _difference(session: Any, module: nn.Module, inputs: Sequence[Tensor]) -> fl
             )
     results = [torch.from_numpy(array) for array in got]
     worst = distance(results, expected)
-    if not worst <= TOLERANCE and not _is_rounding(module, inputs, results, expected):
+    if not worst <= TOLERANCE and not is_rounding_of(module, inputs, results, expected):
         raise CheckpointError(
             f"the exported graph differs from the module by {worst:.1e} on inputs {shapes}, more than {TOLERANCE:.0e}; "
             "no file was left"
@@ -331,7 +331,7 @@ def _difference(session: Any, module: nn.Module, inputs: Sequence[Tensor]) -> fl
     return worst
 
 
-def _is_rounding(
+def is_rounding_of(
     module: nn.Module, inputs: Sequence[Tensor], results: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> bool:
     """Whether the file is about as near to the result in double precision as the module is."""

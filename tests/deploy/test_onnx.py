@@ -57,7 +57,7 @@ def states(rnn: kc.LSTM | kc.GRU, batch: int) -> Any:
 
 
 def flat(result: Any) -> list[torch.Tensor]:
-    return [*export_module._flat(result)]
+    return [*export_module.flat_tensors(result)]
 
 
 CASES = {
@@ -208,9 +208,9 @@ def test_a_small_mistake_in_the_graph_is_not_taken_for_rounding() -> None:
     x = torch.randn(3, 2, 12)
     with torch.no_grad():
         expected = rnn(x)
-    assert export_module._is_rounding(rnn, [x], expected, expected)
-    assert not export_module._is_rounding(rnn, [x], [tensor + 1e-4 for tensor in expected], expected)
-    assert not export_module._is_rounding(rnn, [x], [tensor * float("nan") for tensor in expected], expected)
+    assert export_module.is_rounding_of(rnn, [x], expected, expected)
+    assert not export_module.is_rounding_of(rnn, [x], [tensor + 1e-4 for tensor in expected], expected)
+    assert not export_module.is_rounding_of(rnn, [x], [tensor * float("nan") for tensor in expected], expected)
 
 
 def test_a_graph_that_fixed_its_length_is_not_left_behind(tmp_path: Path) -> None:
