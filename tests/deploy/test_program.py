@@ -88,6 +88,7 @@ def test_a_program_needs_the_library_of_operators_and_no_python_of_ours(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's compiler itself
 @pytest.mark.parametrize("name", ["lstm", "gru-8-bits", "classifier"])
 def test_a_package_of_aotinductor_runs_without_us(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
