@@ -82,8 +82,9 @@ def left_of_rounding(X: Tensor) -> float:
 
     If weights are rounded one after the other, and each may take back what those before it did to the output, the error
     of a column is sum D_i e_i^2 with the pivots D of X^T X = L D L^T; without, it is sum (X^T X)_ii e_i^2 (Chee and
-    others, QuIP, 2023, theorem 1). Training with rounded weights does about this. A constant measured on one model,
-    which stood here before, says less; what a format cuts off counts in full, because other weights cannot make it.
+    others, QuIP, 2023, theorem 1). Training with rounded weights does about this. Rejected: a constant. That
+    of one model, 0.2, chose no worse there (9.6% of phonemes wrong against 9.9, one seed), but it was fitted to that
+    model. What a format cuts off counts in full, because other weights cannot make it.
     """
     X = X[:, :: -(-X.shape[1] // PIVOTS)].double()
     gram = X.mT @ X

@@ -2,6 +2,8 @@
 
 Each has a compiled CPU kernel for float32 (csrc/) and a pure-torch reference for everything else; registration.py says
 when which of them runs. The schemas stand here and in csrc/, and are compared when the library is loaded.
+
+Most run inside `contract` alone, which has a gradient of its own: theirs is that of the reference.
 """
 
 from __future__ import annotations

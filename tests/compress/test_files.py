@@ -6,19 +6,16 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from typer import Typer
-from typer.testing import CliRunner
 
 import kronecell as kc
-from kronecell.cli.compress import compress, inspect
 from kronecell.compress.statefile import read_model
+from tests.compress.shell import run
 
 
 class Tagger(nn.Module):
@@ -35,16 +32,6 @@ class Tagger(nn.Module):
 def tagger(seed: int = 0) -> Tagger:
     torch.manual_seed(seed)
     return Tagger().eval()
-
-
-def run(*arguments: str) -> Any:
-    app = Typer()
-    app.command("compress")(compress)
-    app.command("inspect")(inspect)
-    done = CliRunner().invoke(app, [*arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
 
 
 @torch.no_grad()

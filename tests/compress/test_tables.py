@@ -10,13 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from typer import Typer
-from typer.testing import CliRunner
 
 import kronecell as kc
-from kronecell.cli.compress import compress, inspect
 from kronecell.compress.matrices import matrices_of
 from kronecell.nn.quantize import bytes_of
+from tests.compress.shell import run
 
 
 class Speller(nn.Module):
@@ -95,16 +93,6 @@ def test_a_compressed_table_is_trained_rounded_and_compressed_again(tmp_path: Pa
     assert again.table.format.r == 3
     (matrix, *_) = matrices_of(small)
     assert matrix.is_compressed and matrix.stored_params == small.table.num_params
-
-
-def run(*arguments: str) -> Any:
-    app = Typer()
-    app.command("compress")(compress)
-    app.command("inspect")(inspect)
-    done = CliRunner().invoke(app, [*arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
 
 
 def test_in_a_state_dict_a_table_is_named(tmp_path: Path) -> None:
