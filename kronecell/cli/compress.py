@@ -24,7 +24,7 @@ Source = Annotated[
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read a .pt (weights only, in a separate process).")]
 Embedding = Annotated[
-    list[str] | None, typer.Option("--embedding", help="A matrix in IN whose rows are looked up, by name; repeatable.")
+    list[str] | None, typer.Option("--embedding", help="A matrix whose rows are looked up, by name; repeatable.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -68,6 +68,7 @@ def compress(
     validation, and the same command goes on after an interruption.
 
     Example: kronecell compress model.safetensors small --rule rnn=kcp:K=4,CA=4,CB=2
+
     Example: kronecell compress runs/mine/fold0-seed0 small --size 0.14 --train my-store --steps 500
     """
     from kronecell.compress.model import compress as compress_model
