@@ -3,13 +3,14 @@
     python -m benchmarks.doped --minutes 60        trains what is missing, in order of importance; run again to go on
     python -m benchmarks.doped --summary           only writes the page and the pictures from the runs there are
 
-An LSTM over log-mel frames, and one over characters. A dense network is trained first. Every variant starts from it and
-is trained on for the same steps, with the same data: dense, as a structure fitted to it, pruned by magnitude, a
-structure with some dense rows (hybrid), or a structure with a sparse part (doped), which starts as all that the
-structure leaves. Sizes are those that fill a budget of bytes, with indices and scales: values in float32, or integers
-of 8 or 6 bits, rounded after training. The learning rate of every variant, and the share of bytes of its sparse part,
-are chosen on validation data after 200 steps, for floats and for integers; test data are read once a run, at its end.
-Latency of a pruned network is that of a doped one whose structure is a column of zeros.
+An LSTM or GRU over log-mel frames, and an LSTM over characters. A dense network is trained first. Every variant starts
+from it and is trained on for the same steps, with the same data: dense, as a structure fitted to it, pruned by
+magnitude, a structure with some dense rows (hybrid), or a structure with a sparse part (doped), which starts as all
+that the structure leaves. Sizes are those that fill a budget of bytes, with indices and scales. Values are float32, or
+integers, rounded after training, of the bits that suit the variant best. Learning rate, bits, and the share of bytes of
+a sparse part are chosen for every variant on validation data, after short trainings: those at 10 times fewer bytes for
+5 and 10 times, those at 40 for 20 and 40. Test data are read once a run, at its end. Latency of a pruned network is
+that of a doped one whose structure is a column of zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 import kronecell as kc
 from benchmarks.doped_data import Digits, Network, Task, Text
-from benchmarks.doped_models import Variant, bytes_of_weights, timed_model
+from benchmarks.doped_models import FLOATS, Numbers, Variant, bytes_of_weights, timed_model
 from benchmarks.doped_page import draw, page
 from benchmarks.results import RESULTS, Options, machine, write
 from benchmarks.timing import interleave
@@ -35,58 +36,71 @@ from kronecell.deploy.atomic import write_atomically
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 RATES = (4e-4, 1e-3, 3e-3, 8e-3, 2e-2)
 TASKS = {
-    "text": Task("text", 128, 256, 32, 1500, 16, 700, 4e-3),
-    "digits": Task("digits", 40, 128, 64, 800, 64, 400, 3e-3),
+    "text": Task("text", 128, 256, 32, 1500, 16, 1000, 4e-3),
+    "digits": Task("digits", 40, 128, 64, 800, 64, 600, 3e-3),
+    "digits, GRU": Task("digits, GRU", 40, 128, 64, 800, 64, 600, 3e-3, "GRU"),
 }
 TINY = {
     "text": Task("text", 64, 64, 2, 4, 2, 4, 3e-3),
     "digits": Task("digits", 40, 64, 4, 4, 4, 4, 3e-3),
+    "digits, GRU": Task("digits, GRU", 40, 64, 4, 4, 4, 4, 3e-3, "GRU"),
 }
 SEARCH_STEPS = 200
-SHARES = (0.8, 0.4, 0.15)  # of a doped or hybrid format's bytes that are the sparse part's
+SHARES = (0.15, 0.05, 0.4, 0.8)  # of a doped or hybrid format's bytes that are the sparse part's; the first for rates
+MODES = {  # what values may be; of integers the first is tried at all rates
+    "float32": {"": (FLOATS,)},
+    "integers": {
+        "": (Numbers(6, 6), Numbers(8, 8), Numbers(5, 5)),
+        "pruned": (Numbers(6, 6), Numbers(8, 8), Numbers(4, 4)),
+        "doped": (Numbers(6, 4), Numbers(8, 4), Numbers(5, 4)),
+    },
+}
 MAIN = ("lowrank", "pruned", "doped lowrank")  # at all ratios, with all seeds
-OTHERS = ("hybrid lowrank", "tt", "doped tt")
+OTHERS = ("kp", "doped kp", "tt", "doped tt", "kcp", "doped kcp", "tr", "doped tr", "hybrid lowrank")
 DROPOUT = "doped lowrank, dropout"
-SCRATCH = ("dense", "lowrank", "tt", "doped lowrank", DROPOUT, "pruned")
-MORE = ("kp", "doped kp", "tr", "doped tr", "kcp", "doped kcp")
-Key = tuple[str, str, str, int, float, int]  # task, start, variant, bits, ratio, seed
+SCRATCH = ("dense", "lowrank", "pruned", "doped lowrank", DROPOUT, "kp", "doped kp", "doped kp, dropout")
+Key = tuple[str, str, str, str, float, int]  # task, start, variant, mode, ratio, seed
+QUICK = ("dense", *MAIN, "hybrid lowrank", DROPOUT)
+FEWER_BITS = (8, 6, 5, 4, 3)  # of the dense network
 
 
 def runs() -> Iterator[Key]:
     """All runs, the most important first. A dense network has no ratio: its sizes are those of its bits."""
 
-    def dense(task: str, seed: int) -> Iterator[Key]:
-        yield task, "dense", "dense", 32, 1, seed
+    def each(
+        task: str, variants: Sequence[str], modes: Sequence[str], ratio: float, seeds: Sequence[int]
+    ) -> Iterator[Key]:
+        for seed in seeds:
+            yield task, "dense", "dense", "float32", 1, seed
+            for mode in modes:
+                yield from ((task, "dense", variant, mode, ratio, seed) for variant in variants)
 
-    def each(task: str, variants: Sequence[str], bits: int, ratio: float, seed: int) -> Iterator[Key]:
-        yield from ((task, "dense", variant, bits, ratio, seed) for variant in variants)
-
-    for task in TASKS:
-        yield from (*dense(task, 0), *each(task, MAIN, 8, 10, 0), *each(task, (*MAIN, DROPOUT), 32, 10, 0))
-    for bits, ratio in ((8, 20), (32, 20), (8, 40)):
-        yield from each("text", MAIN, bits, ratio, 0)
-    yield from each("text", ("doped lowrank", "lowrank", "pruned"), 6, 10, 0)
-    yield from each("digits", OTHERS, 32, 10, 0)
-    for seed in (1, 2):
-        yield from (*dense("digits", seed), *each("digits", MAIN, 8, 10, seed), *each("digits", MAIN, 32, 10, seed))
-    yield from each("text", OTHERS, 32, 10, 0)
-    yield from (("digits", "scratch", variant, 32, 10, 0) for variant in SCRATCH)
-    for seed in (1, 2):
-        yield from (*dense("text", seed), *each("text", MAIN, 8, 10, seed), *each("text", MAIN, 32, 10, seed))
-    for bits, ratio in ((8, 40), (8, 20), (32, 20)):
-        yield from each("digits", MAIN, bits, ratio, 0)
-    yield from (*each("digits", OTHERS, 8, 10, 0), *each("text", OTHERS, 8, 10, 0))
-    for bits, ratio in ((32, 5), (32, 40)):
-        yield from (key for task in TASKS for key in each(task, MAIN, bits, ratio, 0))
-    for task in ("digits", "text"):
-        yield from (*each(task, MORE, 8, 10, 0), *each(task, MORE, 32, 10, 0))
-    yield from (("digits", "scratch", variant, 32, 10, seed) for seed in (1, 2) for variant in SCRATCH)
+    both, first = ("integers", "float32"), ("text", "digits")
+    for task in first:
+        yield from each(task, MAIN, both, 10, (0, 1, 2))
+    for ratio in (20, 40):
+        for task in first:
+            yield from each(task, MAIN, ("integers",), ratio, (0, 1, 2))
+    for task in first:
+        yield from each(task, OTHERS, ("integers",), 10, (0,))
+    yield from each("text", (DROPOUT, "doped kp, dropout", "doped lowrank, blocks"), ("integers",), 10, (0,))
+    yield from each("digits, GRU", MAIN, ("integers",), 10, (0, 1, 2))
+    for seed in (0, 1, 2):
+        yield from (("digits", "scratch", variant, "float32", 10, seed) for variant in SCRATCH)
+    for task in first:
+        yield from each(task, OTHERS, ("float32",), 10, (0,))
+        yield from each(task, OTHERS, ("integers",), 10, (1, 2))
+    for ratio in (20, 40):
+        for task in first:
+            yield from each(task, MAIN, ("float32",), ratio, (0, 1, 2))
+    for task in first:
+        yield from each(task, MAIN, both, 5, (0, 1, 2))
 
 
 def name_of(key: Key) -> str:
-    task, start, variant, bits, ratio, seed = key
+    task, start, variant, mode, ratio, seed = key
     how = "" if start == "dense" else "from scratch, "
-    return f"{task}/{how}{variant}/{bits} bits/{ratio:g}x/seed {seed}"
+    return f"{task}/{how}{variant}/{mode}/{ratio:g}x/seed {seed}"
 
 
 class Work:
@@ -109,7 +123,7 @@ class Work:
         if task not in self.loaded:
             quick = self.options.quick
             self.loaded[task] = (
-                Digits(self.source / "digits", 200 if quick else None) if task == "digits"
+                Digits(self.source / "digits", 200 if quick else None) if task.startswith("digits")
                 else Text(self.source / "text" / "tinyshakespeare.txt", 20_000 if quick else None)
             )  # fmt: skip
         return self.loaded[task]
@@ -119,8 +133,8 @@ class Work:
         if (name, seed) not in self.dense:
             task, data = self.tasks[name], self.data(name)
             torch.manual_seed(seed)
-            model = Network(task, data.classes, kc.LSTM(task.inputs, task.hidden))
-            path = self.folder / f"{name}-{task.steps}-{seed}.pt"
+            model = Network(task, data.classes, task.rnn(task.inputs, task.hidden))
+            path = self.folder / f"{name.replace(', ', '-')}-{task.steps}-{seed}.pt"
             if path.exists():
                 model.load_state_dict(torch.load(path))
             else:
@@ -132,33 +146,34 @@ class Work:
             self.dense[name, seed] = model.eval()
         return self.dense[name, seed]
 
-    def chosen(self, name: str, variant: str, bits: int, ratio: float = 10) -> tuple[float, float]:
-        """Rate and share of a variant: the best on validation data after a short training.
+    def chosen(self, name: str, variant: str, mode: str, ratio: float) -> tuple[float, Numbers, float]:
+        """Rate, bits and share of a variant: the best on validation data after a short training.
 
-        The search goes from the middle rate up as long as that helps, or else down. Both are chosen for each number of
-        bits: with integers there are more values, and an index weighs more beside them.
+        The search goes from the middle rate up as long as that helps, or else down; then bits, then shares are tried
+        at the best rate.
         """
-        shares = SHARES if variant.split(" ")[0] in ("doped", "hybrid") else SHARES[:1]
-        first = shares[len(shares) // 2]
+        kind = variant.split(" ")[0]
+        numbers = MODES[mode].get(kind, MODES[mode][""])
+        shares = SHARES if kind in ("doped", "hybrid") else SHARES[:1]
 
-        def loss(at: int) -> float:
-            return self.trial(name, variant, bits, ratio, RATES[at], first) if 0 <= at < len(RATES) else math.inf
+        def loss(at: int, bits: Numbers = numbers[0], share: float = shares[0]) -> float:
+            return self.trial(name, variant, bits, ratio, RATES[at], share) if 0 <= at < len(RATES) else math.inf
 
         at = len(RATES) // 2
         way = 1 if loss(at + 1) < loss(at) else -1
         while loss(at + way) < loss(at):
             at += way
-        return RATES[at], min(shares, key=lambda share: self.trial(name, variant, bits, ratio, RATES[at], share))
+        bits = min(numbers, key=lambda bits: loss(at, bits))
+        return RATES[at], bits, min(shares, key=lambda share: loss(at, bits, share))
 
-    def trial(self, name: str, variant: str, bits: int, ratio: float, rate: float, share: float) -> float:
+    def trial(self, name: str, variant: str, numbers: Numbers, ratio: float, rate: float, share: float) -> float:
         """The validation loss."""
-        size = f"{bits} bits" + (f" {ratio:g}x" if ratio != 10 else "")
-        text = f"{name}/{variant}/{size}/rate {rate:g}/share {share:g}"
+        text = f"{name}/{variant}/{numbers} {ratio:g}x/rate {rate:g}/share {share:g}"
         if text not in self.kept["search"]:
             task, data, steps = self.tasks[name], self.data(name), min(SEARCH_STEPS, self.tasks[name].more)
             start = self.start(name, 0)
             torch.manual_seed(0)
-            made = Variant(task, data.classes, variant, bits, ratio, share, steps, start)
+            made = Variant(task, data.classes, variant, numbers, ratio, share, steps, start)
             seconds = trained(data.batches(task.more_batch, 0), data, made.model, made, rate, steps)
             found = data.evaluate(made.finished()[0], "valid")
             self.kept["search"][text] = {k: found[k] for k in ("loss", "score")} | {"cpu_seconds": seconds}
@@ -168,26 +183,24 @@ class Work:
 
     def run(self, key: Key) -> dict[str, Any]:
         """One network from its start to the test data."""
-        name, start, variant, bits, ratio, seed = key
+        name, start, variant, mode, ratio, seed = key
         task, data = self.tasks[name], self.data(name)
-        alone = variant.partition(",")[0]
-        rate, share = self.chosen(name, alone, 32 if bits == 32 else 8)
-        if bits != 32 and ratio > 20:  # integers at forty times have as few values as floats at ten
-            rate = self.chosen(name, alone, 32)[0]
-        elif bits != 32 and ratio == 20:
-            rate, share = self.chosen(name, alone, bits, ratio)
+        # Dropout changes how S is trained, not how large anything is: its settings are those without.
+        alone = variant.removesuffix(", dropout")
+        rate, numbers, share = self.chosen(name, alone, mode, 10 if ratio <= 10 else 40)
         if start == "dense":
             dense, steps, batch = self.start(name, seed), task.more, task.more_batch
         else:
             dense, steps, batch, rate = None, task.steps + task.more, task.batch, task.rate
         torch.manual_seed(seed)
-        made = Variant(task, data.classes, variant, bits, ratio, share, steps, dense)
+        made = Variant(task, data.classes, variant, numbers, ratio, share, steps, dense)
         seconds = trained(data.batches(batch, seed + 100), data, made.model, made, rate, steps)
         model, size = made.finished()
         record = {"formats": [str(fmt) for fmt in made.formats], "bytes": size, "ratio": task.dense_bytes / size}
-        record |= {"rate": rate, "share": share, "steps": steps, "cpu_seconds": seconds} | data.evaluate(model, "test")
+        record |= {"rate": rate, "bits": [numbers.bits, numbers.entries], "share": share, "steps": steps}
+        record |= {"cpu_seconds": seconds} | data.evaluate(model, "test")
         if variant == "dense":  # the same network with fewer bits
-            for fewer in (8, 4, 3):
+            for fewer in FEWER_BITS:
                 small = kc.quantize(made.model, fewer)
                 record[f"{fewer} bits"] = data.evaluate(small, "test") | {"bytes": bytes_of_weights(small.rnn)}
         return record
@@ -224,10 +237,10 @@ def latencies(work: Work) -> None:
     task, models = work.tasks["text"], {}
     torch.manual_seed(0)
     for key in runs():
-        name, start, variant, bits, ratio, seed = key
+        name, start, variant, _, ratio, seed = key
         record = work.kept["runs"].get(name_of(key))
-        if name == "text" and not seed and record is not None and start == "dense" and ", " not in variant:
-            model = timed_model(task, variant, bits, ratio, record["share"])
+        if name == "text" and not seed and record is not None and start == "dense" and "dropout" not in variant:
+            model = timed_model(task, variant, Numbers(*record["bits"]), ratio, record["share"])
             if model is not None:
                 models[name_of(key)] = model
     x = torch.randn(50, 1, task.inputs)
@@ -256,7 +269,7 @@ def main() -> None:
         task, start, variant, _, ratio, seed = key
         if name_of(key) in work.kept["runs"] or arguments.only not in ("", task):
             continue
-        if arguments.quick and (seed or ratio not in (1, 10) or start != "dense" or variant in MORE):
+        if arguments.quick and (seed or ratio not in (1, 10) or start != "dense" or variant not in QUICK):
             continue
         if time.monotonic() > work.until:
             break

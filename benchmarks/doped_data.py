@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
+import kronecell as kc
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,11 +30,21 @@ class Task:
     more_batch: int  # of the second
     more: int
     rate: float  # of the first
+    cell: str = "LSTM"
+
+    @property
+    def gates(self) -> int:
+        return 4 if self.cell == "LSTM" else 3
+
+    @property
+    def rnn(self) -> type[kc.LSTM] | type[kc.GRU]:
+        """The class of the network's layer."""
+        return kc.LSTM if self.cell == "LSTM" else kc.GRU
 
     @property
     def dense_bytes(self) -> int:
         """Of W and U in float32."""
-        return 4 * 4 * self.hidden * (self.inputs + self.hidden)
+        return 4 * self.gates * self.hidden * (self.inputs + self.hidden)
 
 
 def log_mel(samples: np.ndarray, rate: int = 8000, bands: int = 40, size: int = 256, hop: int = 80) -> np.ndarray:
@@ -141,4 +153,5 @@ class Network(nn.Module):
     def forward(self, x: Any) -> Tensor:
         if self.embed is not None:
             return self.head(self.rnn(self.embed(x))[0])
-        return self.head(self.rnn(x)[1][0][-1])
+        last = self.rnn(x)[1]
+        return self.head((last[0] if isinstance(last, tuple) else last)[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +20,12 @@ from kronecell.nn.quantized import QuantizedFactor
 from kronecell.nn.sparse import SparseMatrix
 from kronecell.plans.sparse import Sparse
 
-VALUE_BYTES = {32: 4.0, 8: 1.04, 6: 0.79}  # with 4% for scales; the page has the bytes that were counted
+# Bytes of a value, with 4% for the scales of integers; the page has the bytes that were counted.
+VALUE_BYTES = {32: 4.0, **{bits: 0.13 * bits for bits in (8, 6, 5, 4)}}
 FIT = {"sweeps": 2, "joint": False, "starts": 0}  # more would be lost in training
+# Parts of the training after which places stay. What is doped loses its entries early: while S says all that the
+# structure leaves, the structure learns nothing; on validation data of the text 5 to 15% were best, 45% lost 0.5%.
+PRUNED_AT, DOPED_AT = 0.45, 0.1
 ROW_INDEX = 2  # bytes of the number of a dense row in a hybrid
 
 
@@ -29,8 +34,8 @@ def kind_of(variant: str) -> str:
     return variant.partition(",")[0].split(" ")[-1]
 
 
-def budget_format(kind: str, M: int, N: int, budget: float, value: float) -> kc.Format:
-    """The largest ranks of a structure of four gates whose values take at most this many bytes."""
+def budget_format(kind: str, gates: int, M: int, N: int, budget: float, value: float) -> kc.Format:
+    """The largest ranks of a structure whose values take at most this many bytes."""
     pair = factorize(M, 2)[::-1], factorize(N, 2)
     m, n = recipe_modes("tt" if kind == "kp" else kind, M, N)
     make: dict[str, Callable[[int], kc.Format]] = {
@@ -43,7 +48,7 @@ def budget_format(kind: str, M: int, N: int, budget: float, value: float) -> kc.
     best = make[kind](1)
     for rank in range(2, 400):
         fmt = make[kind](rank)
-        if fmt == best or value * fmt.params(4) > budget:  # clipped, or too large
+        if fmt == best or value * fmt.params(gates) > budget:  # clipped, or too large
             break
         best = fmt
     return best
@@ -59,15 +64,37 @@ def budget_sparse(outputs: int, inputs: int, budget: float, value: float, block:
     return size
 
 
-def format_of(variant: str, M: int, N: int, ratio: float, bits: int, share: float) -> kc.Format:
+@dataclass(frozen=True)
+class Numbers:
+    """Bits of the values of a structure (or a dense matrix), and of those of a sparse part; 32 is float32."""
+
+    bits: int
+    entries: int
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits" if self.bits == self.entries else f"{self.bits} and {self.entries} bits"
+
+    @property
+    def value(self) -> float:
+        return VALUE_BYTES[self.bits]
+
+    @property
+    def entry(self) -> float:
+        return VALUE_BYTES[self.entries]
+
+
+FLOATS = Numbers(32, 32)
+
+
+def format_of(variant: str, gates: int, M: int, N: int, ratio: float, numbers: Numbers, share: float) -> kc.Format:
     """The format of a variant for one matrix: a structure, or a doped one whose S takes `share` of the bytes."""
-    value, budget = VALUE_BYTES[bits], 16 * M * N / ratio
+    budget = 4 * gates * M * N / ratio
     if not variant.startswith("doped"):
-        return budget_format(kind_of(variant), M, N, budget, value)
-    structure = budget_format(kind_of(variant), M, N, (1 - share) * budget, value)
+        return budget_format(kind_of(variant), gates, M, N, budget, numbers.value)
+    structure = budget_format(kind_of(variant), gates, M, N, (1 - share) * budget, numbers.value)
     block = 16 if "blocks" in variant else 1
-    sparse = budget_sparse(4 * N, M, budget - value * structure.params(4), value, block)
-    return kc.Doped(structure, sparse.num_values / (4 * N * M), block)
+    sparse = budget_sparse(gates * N, M, budget - numbers.value * structure.params(gates), numbers.entry, block)
+    return kc.Doped(structure, sparse.num_values / (gates * N * M), block)
 
 
 class Masks:
@@ -105,43 +132,42 @@ class Variant:
     """One network to train: the model, what is called after each step, and what it takes in bytes."""
 
     def __init__(
-        self, task: Task, classes: int, name: str, bits: int, ratio: float, share: float, steps: int,
+        self, task: Task, classes: int, name: str, numbers: Numbers, ratio: float, share: float, steps: int,
         start: Network | None,
     ) -> None:  # fmt: skip
-        M, N = task.inputs, task.hidden
-        self.name, self.bits = name, bits
-        schedule = kc.SparsitySchedule(
-            end=max(1, steps * 45 // 100), every=max(1, steps // 40), dropout=0.5 if ", dropout" in name else 0.0
-        )
-        if start is None:  # from scratch: S is dense for a while
-            schedule = kc.SparsitySchedule(
-                begin=steps // 10, end=max(steps // 10 + 1, steps * 45 // 100), every=max(1, steps // 40),
-                dropout=schedule.dropout,
-            )  # fmt: skip
+        M, N, gates = task.inputs, task.hidden, task.gates
+        self.name, self.numbers, self.gates = name, numbers, gates
         self.masks: Masks | None = None
         self.sparsity: Any = None
         widths = (M, N)
-        value = VALUE_BYTES[bits]
+        budgets = [4 * gates * width * N / ratio for width in widths]
         if name in ("dense", "pruned"):
             self.formats: list[kc.Format | None] = [None, None]
-            rnn = kc.LSTM(M, N)
+            rnn = task.rnn(M, N)
             self.model = with_rest(Network(task, classes, rnn), start)
             if start is not None:
                 rnn.load_state_dict(start.rnn.state_dict())
             if name == "pruned":
-                sizes = [budget_sparse(4 * N, width, 16 * width * N / ratio, value) for width in widths]
-                self.masks = Masks([rnn.weight_ih_l0.data, rnn.weight_hh_l0.data], schedule, sizes, rows=False)
+                sizes = [
+                    budget_sparse(gates * N, width, budget, numbers.value)
+                    for width, budget in zip(widths, budgets, strict=True)
+                ]
+                weights = [rnn.weight_ih_l0.data, rnn.weight_hh_l0.data]
+                self.masks = Masks(weights, schedule(steps, PRUNED_AT, start), sizes, rows=False)
             return
-        formats = [format_of(name, width, N, ratio, bits, share) for width in widths]
+        formats = [format_of(name, gates, width, N, ratio, numbers, share) for width in widths]
         if name.startswith("hybrid"):
-            formats = [budget_format(kind_of(name), w, N, (1 - share) * 16 * w * N / ratio, value) for w in widths]
-            left = [16 * w * N / ratio - value * f.params(4) for w, f in zip(widths, formats, strict=True)]
-            sizes = [
-                Sparse(4 * N, 1, int(rest / (value * w + ROW_INDEX))) for w, rest in zip(widths, left, strict=True)
+            formats = [
+                budget_format(kind_of(name), gates, width, N, (1 - share) * budget, numbers.value)
+                for width, budget in zip(widths, budgets, strict=True)
+            ]
+            rows = [
+                int((budget - numbers.value * fmt.params(gates)) / (numbers.value * width + ROW_INDEX))
+                for width, budget, fmt in zip(widths, budgets, formats, strict=True)
             ]
             formats = [kc.Doped(fmt, 1.0) for fmt in formats]
         self.formats = [*formats]
-        rnn = kc.LSTM(M, N, input_format=formats[0], hidden_format=formats[1])
+        rnn = task.rnn(M, N, input_format=formats[0], hidden_format=formats[1])
         self.model = with_rest(Network(task, classes, rnn), start)
         if start is not None:
             fit_structures(rnn, start.rnn)
@@ -151,10 +177,16 @@ class Variant:
                 for layer, weight in zip(layers, (start.rnn.weight_ih_l0, start.rnn.weight_hh_l0), strict=True):
                     with torch.no_grad():
                         layer.sparse.entries.copy_((weight - layer.structure_weight()).reshape(-1, 1))
-            rows = [part.sparse.entries.data.view(4 * N, width) for part, width in zip(layers, widths, strict=True)]
-            self.masks = Masks(rows, schedule, sizes, rows=True)
+            parts = [
+                part.sparse.entries.data.view(gates * N, width) for part, width in zip(layers, widths, strict=True)
+            ]
+            sizes = [Sparse(gates * N, 1, count) for count in rows]
+            self.masks = Masks(parts, schedule(steps, PRUNED_AT, start), sizes, rows=True)
         if name.startswith("doped"):
-            self.sparsity = kc.train_sparsity(self.model, schedule, start=start)
+            law = schedule(steps, DOPED_AT if start is not None else PRUNED_AT, start)
+            self.sparsity = kc.train_sparsity(
+                self.model, replace(law, dropout=0.5 if ", dropout" in name else 0.0), start=start
+            )
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """After each step of the optimizer."""
@@ -165,10 +197,12 @@ class Variant:
 
     def finished(self) -> tuple[Network, int]:
         """What is evaluated, with the bytes of W and U: in float32, or with integers for values."""
-        if self.bits == 32:
+        if self.numbers == FLOATS:
             return self.model.eval(), self._float_bytes()
         if self.masks is None:
-            small = kc.quantize(self.model, self.bits)
+            bits: dict[str, int] = {"*": self.numbers.bits}
+            bits |= {"*.sparse": self.numbers.entries} if self.name.startswith("doped") else {}
+            small = kc.quantize(self.model, bits)
             return small, bytes_of_weights(small.rnn)
         return self._masked_integers()
 
@@ -176,7 +210,7 @@ class Variant:
         parts = [fmt for fmt in self.formats if fmt is not None]
         if self.masks is not None:
             size = self.masks.index_bytes() + sum(4 * self.masks.kept(i).numel() for i in range(2))
-            return size + sum(4 * fmt.structure.params(4) for fmt in parts if isinstance(fmt, kc.Doped))
+            return size + sum(4 * fmt.structure.params(self.gates) for fmt in parts if isinstance(fmt, kc.Doped))
         return bytes_of_weights(self.model.rnn)
 
     @torch.no_grad()
@@ -185,7 +219,7 @@ class Variant:
         assert self.masks is not None
         size = self.masks.index_bytes()
         for number, (weight, mask) in enumerate(zip(self.masks.weights, self.masks.masks, strict=True)):
-            made = QuantizedFactor.of(self.masks.kept(number), self.bits, None, "")
+            made = QuantizedFactor.of(self.masks.kept(number), self.numbers.bits, None, "")
             size += made.num_bytes
             where = mask.bool()
             weight[where] = made.factor().flatten()
@@ -193,7 +227,7 @@ class Variant:
             layer = getattr(self.model.rnn, name)
             for factor in layer.factors().values() if isinstance(layer, kc.TensorLinear) else ():
                 if factor.numel() > SMALL:
-                    made = QuantizedFactor.of(factor, self.bits, None, "")
+                    made = QuantizedFactor.of(factor, self.numbers.bits, None, "")
                     factor.copy_(made.factor())
                     size += made.num_bytes
                 else:
@@ -220,7 +254,7 @@ def fit_structures(rnn: Any, start: Any) -> None:
         structure = layer.format.structure if isinstance(layer.format, kc.Doped) else layer.format
         key = id(start), name, str(structure)
         if key not in _fits:
-            alone = kc.TensorLinear(structure, bias=False, gates=4)
+            alone = kc.TensorLinear(structure, bias=False, gates=layer.gates)
             alone.fit(weight, **FIT)
             _fits[key] = copy.deepcopy(alone.state_dict())
         layer.load_state_dict(_fits[key], strict=False)
@@ -233,27 +267,32 @@ def bytes_of_weights(rnn: nn.Module) -> int:
 
 
 @torch.no_grad()
-def timed_model(task: Task, name: str, bits: int, ratio: float, share: float) -> nn.Module | None:
-    """The LSTM of a variant as it would be run, with random numbers; None where this package has no such layer.
+def timed_model(task: Task, name: str, numbers: Numbers, ratio: float, share: float) -> nn.Module | None:
+    """The layer of a variant as it would be run, with random numbers; None where this package has no such layer.
 
     A pruned one runs as the sparse part of a doped format whose structure is one column of zeros.
     """
-    M, N = task.inputs, task.hidden
+    M, N, gates = task.inputs, task.hidden, task.gates
     if name.startswith("hybrid"):
         return None
     if name == "dense":
-        rnn = kc.LSTM(M, N)
-        return kc.freeze(rnn) if bits == 32 else kc.quantize(rnn, bits)
+        return kc.freeze(task.rnn(M, N))
     if name == "pruned":
-        value = VALUE_BYTES[bits]
-        formats: list[kc.Format] = [
-            kc.Doped(kc.LowRank((w,), (N,), 1), budget_sparse(4 * N, w, 16 * w * N / ratio, value).count / (4 * N * w))
-            for w in (M, N)
-        ]
+        formats: list[kc.Format] = []
+        for width in (M, N):
+            size = budget_sparse(gates * N, width, 4 * gates * width * N / ratio, numbers.value)
+            formats.append(kc.Doped(kc.LowRank((width,), (N,), 1), size.count / (gates * N * width)))
     else:
-        formats = [format_of(name, width, N, ratio, bits, share) for width in (M, N)]
-    rnn = kc.LSTM(M, N, input_format=formats[0], hidden_format=formats[1])
+        formats = [format_of(name, gates, width, N, ratio, numbers, share) for width in (M, N)]
+    rnn = task.rnn(M, N, input_format=formats[0], hidden_format=formats[1])
     for part in rnn.modules():
         if isinstance(part, SparseMatrix):
             nn.init.normal_(part.entries, std=0.05)
-    return kc.freeze(rnn) if bits == 32 else kc.quantize(rnn, bits)
+    return kc.freeze(rnn) if numbers == FLOATS else kc.quantize(rnn, numbers.bits)
+
+
+def schedule(steps: int, end: float, start: Network | None) -> kc.SparsitySchedule:
+    """Until `end`, a part of all steps; from scratch, matrices stay dense for a tenth of them before."""
+    begin = 0 if start is not None else steps // 10
+    last = max(begin + 1, round(end * steps))
+    return kc.SparsitySchedule(begin=begin, end=last, every=max(1, (last - begin) // 18))

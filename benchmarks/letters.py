@@ -11,10 +11,13 @@
 3. `talkers`: the same settings on people that were never seen, 5 folds.
 4. `besides`: what else one would do with the same clips (ridge regression, PCA, a CNN).
 5. `kcp`: what makes KCP weaker or stronger, on the inner split (benchmarks.letters_kcp).
+6. `rotation1`, `rotation2`, `rotation3`: each repetition is tested once, with the whole search and the choice of the
+   best compressed and the best dense network on the two others (benchmarks.letters_rotation).
+7. `times`: what a clip and a training step take, in turn in one run (benchmarks.letters_times); for a quiet machine.
 
 Accuracies are those of the last epoch. Run the same command again to go on: what is finished, in `--out` or in the
 results, is read and not repeated. `--minutes` ends the work after that time between two runs; the table has what is
-whole and says so. `--parts` does some of the five: two processes may work on different ones once all trials are done.
+whole and says so. `--parts` does some of them: two processes may work on different ones once all trials are done.
 """
 
 from __future__ import annotations
@@ -23,17 +26,19 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import letters_baselines as baselines
-from benchmarks import letters_kcp
-from benchmarks.letters_data import quick_data, stores, talkers_of
+from benchmarks import letters_kcp, letters_rotation, letters_times
+from benchmarks.letters_answers import DENSE
+from benchmarks.letters_data import REPETITIONS, TEST, quick_data, stores, talkers_of
 from benchmarks.letters_records import Record, Records, in_results
-from benchmarks.letters_table import BY_STRUCTURE, DENSE, write_results
+from benchmarks.letters_table import BY_STRUCTURE, write_results
 from benchmarks.results import RESULTS
 from kronecell.data import Store
 from kronecell.training.environment import environment
@@ -82,7 +87,7 @@ BASE: dict[str, Any] = {
 VARIANTS: tuple[dict[str, Any], ...] = ({"dropout": 0.6, "weight_decay": 0.1}, {"input_gain": 1.7})
 AGAIN = ((1, 1), (0, 0), (0, 1))  # fold of the inner split, seed
 TALKER_FOLDS = 5
-KEPT = ("params_w", "params_model", "ratio_w", "latency_ms", "seconds", "format")  # of a run's result
+KEPT = ("params_w", "params_model", "ratio_w", "format")  # of a run's result
 Piece = Callable[[], object]
 
 
@@ -91,7 +96,7 @@ class Study:
     """What is run, on which stores, and until when."""
 
     out: Path
-    inner: Store
+    inners: Mapping[int, Store]  # by the repetition that is tested: the two others
     whole: Store
     deadline: float
     formats: Mapping[str, Mapping[str, Any]]
@@ -99,6 +104,16 @@ class Study:
     rates: Sequence[float]
     seeds: int
     records: Records
+    test: int = TEST  # the repetition that is tested
+
+    @property
+    def inner(self) -> Store:
+        """What the search and every choice may see."""
+        return self.inners[self.test]
+
+    def place(self, text: str) -> str:
+        """The name of a run: that of the usual protocol, or with the repetition that is tested."""
+        return text if self.test == TEST else f"tested{self.test}-{text}"
 
     def in_time(self) -> bool:
         return time.monotonic() < self.deadline
@@ -156,17 +171,20 @@ def best_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def search(study: Study, name: str) -> list[Record]:
     """Trials of a format."""
     own = study.formats[name]
-    return trials(study, lambda s, tag: one_run(study, f"inner-{slug(name)}-{tag}", {**own, **s}, "inner", 1, 0))
+    return trials(
+        study, lambda s, tag: one_run(study, study.place(f"inner-{slug(name)}-{tag}"), {**own, **s}, "inner", 1, 0)
+    )
 
 
 def again(study: Study, name: str) -> list[Record]:
     """The best trial's settings on the training repetitions, where they were not chosen."""
     best = best_of(search(study, name))
-    return [one_run(study, f"again-{slug(name)}", best, "inner", fold, seed) for fold, seed in AGAIN]
+    return [one_run(study, study.place(f"again-{slug(name)}"), best, "inner", fold, seed) for fold, seed in AGAIN]
 
 
 def tested(study: Study, name: str, seed: int) -> Record:
-    return one_run(study, f"test-{slug(name)}", best_of(search(study, name)), "repetition", 2, seed)
+    place = study.place(f"test-{slug(name)}")
+    return one_run(study, place, best_of(search(study, name)), "repetition", study.test - 1, seed)
 
 
 def talkers(study: Study, name: str, fold: int) -> Record:
@@ -230,12 +248,33 @@ def kcp(study: Study) -> Iterator[Piece]:
     yield lambda: letters_kcp.learnt(study)
 
 
+def rotation(repetition: int, study: Study) -> Iterator[Piece]:
+    yield from letters_rotation.rounds(replace(study, test=repetition), search, again, tested)
+
+
+def times(study: Study) -> Iterator[Piece]:
+    yield lambda: letters_times.measured(study, lambda own: experiment_of(study, "times", own, "inner"))
+
+
 PARTS: dict[str, Callable[[Study], Iterator[Piece]]] = {
     "tests": tests, "rates": sweep, "talkers": unseen, "besides": besides, "kcp": kcp,
+    **{f"rotation{repetition}": partial(rotation, repetition) for repetition in REPETITIONS},
+    "times": times,
 }  # fmt: skip
 
 
 # Results --------------------------------------------------------------------------------------------------------
+
+
+def whole_again(study: Study, name: str) -> list[Record]:
+    """What `again` has made, if that is whole."""
+    found = study.records.of(study.place(f"again-{slug(name)}"))
+    return found if len(found) == len(AGAIN) else []
+
+
+def known_tests(study: Study, name: str) -> list[Record]:
+    """By seed."""
+    return study.records.of(study.place(f"test-{slug(name)}"))
 
 
 def collect(study: Study) -> dict[str, Any]:
@@ -247,11 +286,9 @@ def collect(study: Study) -> dict[str, Any]:
         if len(tried) < len(study.rates) + len(VARIANTS):
             continue
         others = study.records.of(f"talker-{slug(name)}")
-        test = study.records.of(f"test-{slug(name)}")
         others = others if len(others) == TALKER_FOLDS else []
-        more = study.records.of(f"again-{slug(name)}")
-        more = more if len(more) == len(AGAIN) else []
-        rows.append({"name": name, "trials": search(study, name), "again": more, "test": test, "talkers": others})
+        row = {"name": name, "trials": search(study, name), "again": whole_again(study, name)}
+        rows.append(row | {"test": known_tests(study, name)[: study.seeds], "talkers": others})
     points = []
     for name, kind, hidden, rate, settings, place in sweep_settings(study):
         record = study.records.get(f"{place}-fold1-seed0", settings)
@@ -261,7 +298,12 @@ def collect(study: Study) -> dict[str, Any]:
     e = experiment_of(study, "talkers", {}, "talker")
     people = talkers_of(study.whole, fold_of_each_clip(e, study.whole))
     found = {"rows": rows, "baselines": baselines.collect(study), "sweep": points, "people": people}
-    return found | {"kcp": letters_kcp.collect(study)}
+    turns = {repetition: replace(study, test=repetition) for repetition in REPETITIONS}
+    return found | {
+        "kcp": letters_kcp.collect(study),
+        "rotation": letters_rotation.collect(turns, whole_again, known_tests),
+        "times": study.records.known.get(letters_times.KEY),
+    }
 
 
 def main() -> None:
@@ -282,13 +324,13 @@ def main() -> None:
     records = Records(arguments.out / "records", known)
     if arguments.quick:
         formats = {name: FORMATS[name] for name in (DENSE, "KCP (4,4,2), all")}
-        inner, whole = quick_data(arguments.out)
-        study = Study(arguments.out, inner, whole, float("inf"), formats, base, RATES[:1], 1, records)
+        inners, whole = quick_data(arguments.out)
+        study = Study(arguments.out, inners, whole, float("inf"), formats, base, RATES[:1], 1, records)
     elif arguments.data is None:
         parser.error("--data is needed: the folder of AVLetters")
     else:
-        inner, whole = stores(arguments.data, arguments.out, BASE["width"], BASE["height"])
-        study = Study(arguments.out, inner, whole, deadline, FORMATS, base, RATES, arguments.seeds, records)
+        inners, whole = stores(arguments.data, arguments.out, BASE["width"], BASE["height"])
+        study = Study(arguments.out, inners, whole, deadline, FORMATS, base, RATES, arguments.seeds, records)
     for piece in (piece for part in arguments.parts for piece in PARTS[part](study)):
         if not study.in_time():
             print("time is up; the same command goes on", file=sys.stderr)

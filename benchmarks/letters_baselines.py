@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -101,14 +99,13 @@ def one_run(
     torch.manual_seed(seed)
     model = build(name, e, train, len(store.classes))
     try:
-        progress = fit(model, train, valid, e.train_settings(seed))
+        fit(model, train, valid, e.train_settings(seed))
     except Diverged as error:
         record: Record = {"accuracy": 0.0, "diverged": str(error)[:200]}
     else:
         right = answers(model, valid)
-        record = {"accuracy": sum(right.values()) / len(right), "clips": len(right), "seconds": progress.seconds}
+        record = {"accuracy": sum(right.values()) / len(right), "clips": len(right)}
         record |= {"right": "".join(str(right[key]) for key in sorted(right))}
-        record["latency_ms"] = latency(model, e.input_size)
         weight: Any = model.rnn.weight_ih_l0
         record["params_w"] = (
             sum(p.numel() for p in weight.parameters()) if isinstance(weight, nn.Module) else weight.numel()
@@ -153,16 +150,6 @@ def answers(model: nn.Module, valid: Loader) -> dict[str, int]:
 
 
 @torch.no_grad()
-def latency(model: nn.Module, size: int, frames: int = 25) -> float:
-    """Median milliseconds of one clip."""
-    clip, lengths, times = torch.zeros(1, frames, size, dtype=torch.uint8), torch.tensor([frames]), []
-    for _ in range(8):
-        started = time.perf_counter()
-        model(clip, lengths)
-        times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[1:])
-
-
 def ridge(study: Any) -> Record:
     """One-against-all ridge regression on evenly spaced frames; the penalty by the inner split."""
     key = f"{_place(RIDGE, 'test')}-fold2-seed0"
@@ -170,9 +157,8 @@ def ridge(study: Any) -> Record:
         return dict(study.records.known[key])
     scores = {penalty: _ridge(study, study.inner, 1, 2, penalty)[0] for penalty in PENALTIES}
     penalty = max(scores, key=lambda key: scores[key])
-    started = time.monotonic()
     accuracy, right, size = _ridge(study, study.whole, 2, 3, penalty)
-    record = {"accuracy": accuracy, "right": right, "clips": len(right), "seconds": time.monotonic() - started}
+    record = {"accuracy": accuracy, "right": right, "clips": len(right)}
     record |= {"params_w": size, "params_model": size, "settings": {"penalty": penalty}, "fold": 2, "seed": 0}
     print(f"{RIDGE}: {accuracy:.1%}", file=sys.stderr, flush=True)
     return dict(study.records.put(key, record))

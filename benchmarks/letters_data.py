@@ -1,4 +1,4 @@
-"""AVLetters for benchmarks.letters: the whole set with folds by repetition, and its training part alone."""
+"""AVLetters for benchmarks.letters: the whole set with folds by repetition, and the two that train alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import numpy as np
 
 from kronecell.data import Dataset, Store, find_dataset, prepare
 
-TEST = 3  # the repetition that is never trained on, nor used for a choice
+REPETITIONS = (1, 2, 3)
+TEST = 3  # the repetition that the usual protocol never trains on, nor uses for a choice
 
 
-def stores(data: Path, out: Path, width: int, height: int) -> tuple[Store, Store]:
-    """(repetitions 1 and 2, all three), grey."""
-    dataset = find_dataset(data, "avletters")
-    inner = replace(dataset, clips=tuple(clip for clip in dataset.clips if _repetition(clip.name) != TEST))
-    return _prepare(inner, out / "store-inner", width, height, 2), _prepare(dataset, out / "store", width, height, 3)
+def stores(data: Path, out: Path, width: int, height: int) -> tuple[dict[int, Store], Store]:
+    """Grey clips: for each repetition the store of the two others, and the store of all three."""
+    dataset, inner = find_dataset(data, "avletters"), {}
+    for test in REPETITIONS:
+        others = replace(dataset, clips=tuple(clip for clip in dataset.clips if _repetition(clip.name) != test))
+        name = "store-inner" if test == TEST else f"store-inner-{test}"
+        inner[test] = _prepare(others, out / name, width, height, 2)
+    return inner, _prepare(dataset, out / "store", width, height, 3)
 
 
 def talkers_of(store: Store, folds: Sequence[int]) -> dict[str, list[str]]:
@@ -38,7 +42,7 @@ def _repetition(name: str) -> int:
     return int(name.rpartition("_")[2].partition(".")[0])
 
 
-def quick_data(out: Path) -> tuple[Store, Store]:
+def quick_data(out: Path) -> tuple[dict[int, Store], Store]:
     """Noise in the layout of AVLetters: three letters, five talkers, three repetitions, clips of unequal length."""
     folder, generator = out / "noise", np.random.default_rng(0)
     for letter in "ABC":

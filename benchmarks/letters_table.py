@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import letters_rotation
+from benchmarks.letters_answers import (
+    DENSE,
+    LEAST_RATIO,
+    Triple,
+    accuracy_interval,
+    answers_of,
+    difference,
+    gap,
+    ms,
+    percent,
+    span,
+)  # fmt: skip
 from benchmarks.letters_figures import draw, draw_rates
 from benchmarks.letters_records import Record, to_json
 from benchmarks.results import table
 from kronecell.deploy.atomic import write_atomically
-from kronecell.training.intervals import Variance, crossed_margin, mean_margin, seed_variance, wilson
+from kronecell.training.intervals import Variance, mean_margin, seed_variance
 
-DENSE = "dense"
 BY_STRUCTURE = ", by structure"  # the same network with rates = "structure"
 COMMAND = "python -m benchmarks.letters --data ../shared/data/avletters --out runs/letters --minutes 60"
-LEAST_RATIO = 300  # how much smaller W must be for a format to count as compressed in the verdict
-Triple = list[float]
+TRIAL = re.compile(r"(tested\d-)?(inner|again)-")  # keys of runs that choose
 
 
 def write_results(folder: Path, facts: Mapping[str, Any], quick: bool, runs: Mapping[str, Record]) -> None:
@@ -29,7 +41,9 @@ def write_results(folder: Path, facts: Mapping[str, Any], quick: bool, runs: Map
     document: dict[str, Any] = {
         "benchmark": "letters", "command": COMMAND, "quick": quick,
         **{name: facts[name] for name in ("environment", "base", "clips")},
-        "table": rows, "besides": others, "verdict": verdict(tested, noise), "sweep": facts["sweep"],
+        "table": rows, "besides": others, "verdict": verdict(tested, noise),
+        "times": facts["times"], "rotation": letters_rotation.summarised(facts["rotation"], noise),
+        "sweep": facts["sweep"],
         "transfer": transfer(facts["sweep"]), "kcp": questions(facts["kcp"]), "learnt": facts["kcp"]["learnt"],
         "runs": {key: brief(key, record) for key, record in runs.items()},
     }  # fmt: skip
@@ -43,10 +57,9 @@ def write_results(folder: Path, facts: Mapping[str, Any], quick: bool, runs: Map
 
 
 def brief(key: str, record: Record) -> Record:
-    """A run for the results: of a trial not every answer, and no more digits than mean something."""
-    kept = {
-        name: value for name, value in record.items() if name != "right" or not key.startswith(("inner-", "again-"))
-    }
+    """A run for the results: of a trial not every answer, no time, and no more digits than mean something."""
+    dropped = ("seconds", "latency_ms", *(("right",) if TRIAL.match(key) else ()))
+    kept = {name: value for name, value in record.items() if name not in dropped}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in kept.items()}
 
 
@@ -78,57 +91,8 @@ def summarised(
         "again": statistics.fmean(r["accuracy"] for r in row["again"]) if row.get("again") else None,
         "trials": len(row.get("trials", ())),
         "settings": {k: v for k, v in test[0]["settings"].items() if k not in ("format", "shared")},
-        "seconds": statistics.median(r["seconds"] for r in test if "seconds" in r) if "seconds" in test[0] else None,
     }
-    return found | {name: test[0].get(name) for name in ("params_w", "params_model", "ratio_w", "latency_ms", "format")}
-
-
-def by_seed(runs: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[int, int], int]]:
-    """{seed: {(fold, clip): 1 if answered correctly}}."""
-    found: dict[int, dict[tuple[int, int], int]] = {}
-    for run in runs:
-        for clip, right in enumerate(run.get("right", "")):
-            found.setdefault(run["seed"], {})[run["fold"], clip] = int(right)
-    return found
-
-
-def answers_of(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]] | None = None) -> list[list[int]]:
-    """A row for each clip, a column for each seed: answers, or those of ours minus theirs where both have them."""
-    a, b = by_seed(ours), None if theirs is None else by_seed(theirs)
-    seeds = sorted(a if b is None else set(a) & set(b))
-    if not seeds:
-        return []
-    clips = sorted(set.intersection(*(set(one[seed]) for one in (a, a if b is None else b) for seed in seeds)))
-    return [[a[seed][clip] - (0 if b is None else b[seed][clip]) for seed in seeds] for clip in clips]
-
-
-def noise_of(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> float:
-    """The variance of a seed of a network; 0 for what has no chance in its training."""
-    return 0.0 if noise is None or "learning_rate" not in runs[0]["settings"] else noise[0]
-
-
-def accuracy_interval(runs: Sequence[Mapping[str, Any]], noise: Variance | None) -> list[float] | None:
-    """Of the mean accuracy, over clips and seeds; Wilson's where training has no chance in it, or is not known."""
-    answers = answers_of(runs)
-    if not answers:
-        return None
-    middle, chance = statistics.fmean(map(statistics.fmean, answers)), noise_of(runs, noise)
-    if len(answers[0]) == 1 and chance == 0:
-        return [*wilson(middle * len(answers), len(answers))]
-    margin = crossed_margin(answers, None if noise is None else (chance, noise[1]))
-    return [max(0.0, middle - margin), min(1.0, middle + margin)]
-
-
-def difference(
-    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], noise: Variance | None
-) -> Triple | None:
-    """Ours minus theirs with its 95% interval, answer by answer: over the clips and seeds that both have."""
-    gaps = answers_of(ours, theirs)
-    if len(gaps) < 2:
-        return None
-    known = None if noise is None else (noise_of(ours, noise) + noise_of(theirs, noise), noise[1])
-    middle, margin = statistics.fmean(map(statistics.fmean, gaps)), crossed_margin(gaps, known)
-    return [middle, middle - margin, middle + margin]
+    return found | {name: test[0].get(name) for name in ("params_w", "params_model", "ratio_w", "format")}
 
 
 def to_other(row: Mapping[str, Any], other: Mapping[str, Any] | None, noise: Variance | None) -> Triple | None:
@@ -232,24 +196,25 @@ def markdown(document: Mapping[str, Any]) -> str:
     rows, machine = document["table"], document["environment"]
     text = (
         f"# Lip reading from raw pixels\n\n{protocol(document)}\n\nMade by `{document['command']}` on "
-        f"{machine['processor']}, one thread, with much other work running: read times as rough ratios.\n\n"
+        f"{machine['processor']}. Times are for one thread, measured in turn in one run: a training step of 16 clips, "
+        "and one clip of 25 frames.\n\n"
     )
     if document["quick"]:
         text += "**Made with --quick: noise, not letters.**\n\n"
     text += table(
         (
             "LSTM", "accuracy", "95% interval", "minus dense", "minus dense, by structure", "seeds", "parameters of W",
-            "ratio of W", "of model", "rate", "dropout", "decay", "gain", "inner", "again", "training", "latency",
+            "ratio of W", "of model", "rate", "dropout", "decay", "gain", "inner", "again", "training step", "a clip",
         ),
-        [line(row, document["base"]) for row in rows],
+        [(*line(row, document["base"]), *took(row, document)) for row in rows],
     )  # fmt: skip
-    text += said(document["verdict"])
+    text += said(document["verdict"]) + letters_rotation.page(document["rotation"])
     if document["besides"]:
         text += "\nWhat else one would do with the same clips:\n\n" + table(
-            ("model", "accuracy", "95% interval", "minus dense LSTM", "seeds", "parameters", "training", "latency"),
+            ("model", "accuracy", "95% interval", "minus dense LSTM", "seeds", "parameters", "training step", "a clip"),
             [
                 (r["name"], percent(r["accuracy"]), span(r["interval"]), gap(r["difference"]), r["seeds"],
-                 f"{r['params_model']:,}", seconds(r["seconds"]), ms(r["latency_ms"]))
+                 f"{r['params_model']:,}", *took(r, document))
                 for r in document["besides"]
             ],
         )  # fmt: skip
@@ -308,8 +273,13 @@ def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[object, ...]:
         gap(row["difference_by_structure"]), row["seeds"], f"{row['params_w']:,}", f"{row['ratio_w']:,.0f}x",
         f"{row['params_model']:,}", f"{s['learning_rate']:g}", f"{s['dropout']:g}", f"{s['weight_decay']:g}",
         f"{s['input_gain']:g}", percent(row["inner"]), percent(row["again"]),
-        seconds(row["seconds"]), ms(row["latency_ms"]),
     )  # fmt: skip
+
+
+def took(row: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, str]:
+    """Of a training step and of a clip, where they were measured."""
+    times = document["times"] or {"step_ms": {}, "clip_ms": {}}
+    return ms(times["step_ms"].get(row["name"])), ms(times["clip_ms"].get(row["name"]))
 
 
 def rates(document: Mapping[str, Any]) -> str:
@@ -361,23 +331,3 @@ def kcp_study(document: Mapping[str, Any]) -> str:
         text += ". The share of the energy of its change that the best fit of a format, shared by the gates, holds:\n\n"
         text += table(("format", "held"), [(f"`{key}`", f"{100 * held:.2f}%") for key, held in learnt["held"].items()])
     return text if any(document["kcp"].values()) or learnt else ""
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}%"
-
-
-def span(pair: Sequence[float] | None) -> str:
-    return "" if pair is None else f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}"
-
-
-def gap(triple: Sequence[float] | None) -> str:
-    return "" if triple is None else f"{100 * triple[0]:+.1f} ({100 * triple[1]:+.1f} to {100 * triple[2]:+.1f})"
-
-
-def seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} s"
-
-
-def ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} ms"
