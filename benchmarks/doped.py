@@ -7,10 +7,10 @@ An LSTM or GRU over log-mel frames, and an LSTM over characters. A dense network
 from it and is trained on for the same steps, with the same data: dense, as a structure fitted to it, pruned by
 magnitude, a structure with some dense rows (hybrid), or a structure with a sparse part (doped), which starts as all
 that the structure leaves. Sizes are those that fill a budget of bytes, with indices and scales. Values are float32, or
-integers, rounded after training, of the bits that suit the variant best. Learning rate, bits, and the share of bytes of
-a sparse part are chosen for every variant on validation data, after short trainings: those at 10 times fewer bytes for
-5 and 10 times, those at 40 for 20 and 40. Test data are read once a run, at its end. Latency of a pruned network is
-that of a doped one whose structure is a column of zeros.
+integers, rounded after training: 6 bits, and 4 for entries of a sparse part. Learning rate, and the share of bytes of a
+sparse part (or the bits of a pruned matrix), are chosen for every variant on validation data, by trainings as long as
+those that count: at 10 times fewer bytes for 5 and 10 times, at 40 for 20 and 40. Test data are read once a run, at its
+end. Latency of a pruned network is that of a doped one whose structure is a column of zeros.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 import kronecell as kc
 from benchmarks.doped_data import Digits, Network, Task, Text
 from benchmarks.doped_models import FLOATS, Numbers, Variant, bytes_of_weights, timed_model
-from benchmarks.doped_page import draw, page
+from benchmarks.doped_page import draw, page, summary
 from benchmarks.results import RESULTS, Options, machine, write
 from benchmarks.timing import interleave
 from kronecell.deploy.atomic import write_atomically
@@ -45,15 +45,10 @@ TINY = {
     "digits": Task("digits", 40, 64, 4, 4, 4, 4, 3e-3),
     "digits, GRU": Task("digits, GRU", 40, 64, 4, 4, 4, 4, 3e-3, "GRU"),
 }
-SEARCH_STEPS = 200
-SHARES = (0.15, 0.05, 0.4, 0.8)  # of a doped or hybrid format's bytes that are the sparse part's; the first for rates
-MODES = {  # what values may be; of integers the first is tried at all rates
+SHARES = (0.15, 0.05, 0.4)  # of a doped or hybrid format's bytes that are the sparse part's; the first for rates
+NUMBERS = {  # what values may be; the first is tried at all rates
     "float32": {"": (FLOATS,)},
-    "integers": {
-        "": (Numbers(6, 6), Numbers(8, 8), Numbers(5, 5)),
-        "pruned": (Numbers(6, 6), Numbers(8, 8), Numbers(4, 4)),
-        "doped": (Numbers(6, 4), Numbers(8, 4), Numbers(5, 4)),
-    },
+    "integers": {"": (Numbers(6, 6),), "pruned": (Numbers(6, 6), Numbers(4, 4)), "doped": (Numbers(6, 4),)},
 }
 MAIN = ("lowrank", "pruned", "doped lowrank")  # at all ratios, with all seeds
 OTHERS = ("kp", "doped kp", "tt", "doped tt", "kcp", "doped kcp", "tr", "doped tr", "hybrid lowrank")
@@ -147,13 +142,13 @@ class Work:
         return self.dense[name, seed]
 
     def chosen(self, name: str, variant: str, mode: str, ratio: float) -> tuple[float, Numbers, float]:
-        """Rate, bits and share of a variant: the best on validation data after a short training.
+        """Rate, bits and share of a variant: the best on validation data after as long a training as counts.
 
         The search goes from the middle rate up as long as that helps, or else down; then bits, then shares are tried
         at the best rate.
         """
         kind = variant.split(" ")[0]
-        numbers = MODES[mode].get(kind, MODES[mode][""])
+        numbers = NUMBERS[mode].get(kind, NUMBERS[mode][""])
         shares = SHARES if kind in ("doped", "hybrid") else SHARES[:1]
 
         def loss(at: int, bits: Numbers = numbers[0], share: float = shares[0]) -> float:
@@ -170,7 +165,7 @@ class Work:
         """The validation loss."""
         text = f"{name}/{variant}/{numbers} {ratio:g}x/rate {rate:g}/share {share:g}"
         if text not in self.kept["search"]:
-            task, data, steps = self.tasks[name], self.data(name), min(SEARCH_STEPS, self.tasks[name].more)
+            task, data, steps = self.tasks[name], self.data(name), self.tasks[name].more
             start = self.start(name, 0)
             torch.manual_seed(0)
             made = Variant(task, data.classes, variant, numbers, ratio, share, steps, start)
@@ -208,7 +203,8 @@ class Work:
     def document(self) -> dict[str, Any]:
         """All that is known, as the result file has it."""
         kept = {part: self.kept[part] for part in ("starts", "search", "runs", "latency")}
-        return {"machine": machine(), "tasks": {name: vars(task) for name, task in self.tasks.items()}, **kept}
+        tasks = {name: vars(task) for name, task in self.tasks.items()}
+        return {"machine": machine(), "tasks": tasks, "table": summary(kept["runs"]), **kept}
 
     def write(self) -> None:
         document = self.document()

@@ -70,15 +70,16 @@ UNIFORM: dict[str, dict[str, Any]] = {
     **{name: {"format": text, "shared": True} for name, text in SHARED.items()},
     **{name: {"format": text} for name, text in OWN.items()},
 }
-SWEEP = (DENSE, "KCP (4,4,2), all", "TT, rank 4")  # in the study of rates
-ALSO = (*SWEEP, "HT, rank 4")  # tested with rates by structure, too
+SWEEP = (DENSE, *SHARED)  # in the study of rates
+ALSO = (DENSE, "KCP (4,4,2), all", "TT, rank 4", "HT, rank 4")  # tested with rates by structure, too
 FORMATS = UNIFORM | {name + BY_STRUCTURE: {**UNIFORM[name], "rates": "structure"} for name in ALSO}
 # What decides comes first: the best on the inner split, and both kinds of dense.
 FIRST = (DENSE + BY_STRUCTURE, "KCP (4,4,2), all", DENSE, "TT, rank 4", "HT, rank 4", "KCP (4,2,1), rows x columns",
          "KCP (8,2,2), all", "TT, rank 4" + BY_STRUCTURE, "TT, rows x columns")  # fmt: skip
 RATES = (1e-3, 4e-3, 1.6e-2)
 LOWER, HIGHER = 2.5e-4, 6.4e-2  # rates beside those of the search, for the study of rates
-NARROW = {"hidden": 32, "modes": ("n=4x4x8", "n=4x4x2"), "rows": ("n=128", "n=32")}
+NARROW = 32  # the second hidden size there, and its modes
+NARROW_MODES = {"n=4x4x8": "n=4x4x2", "n=8x16": "n=8x4", "n=128": "n=32"}
 BASE: dict[str, Any] = {
     "dataset": "avletters", "width": 40, "height": 30, "channels": 1, "frames": 0, "hidden": 128, "epochs": 30,
     "batch_size": 16, "normalise": "clip", "readout": "mean", "input_gain": 0.57, "dropout": 0.3, "weight_decay": 0.01,
@@ -216,15 +217,15 @@ def besides(study: Study) -> Iterator[Piece]:
 
 def sweep_settings(study: Study) -> Iterator[tuple[str, str, int, float, dict[str, Any], str]]:
     """(format, rates, hidden, rate, settings, place) of the study of rates; trials of the search are not run twice."""
-    wide, small = int(study.base["hidden"]), int(NARROW["hidden"])  # type: ignore[call-overload]
+    wide = int(study.base["hidden"])
     for name in SWEEP:
         own = study.formats.get(name)
         if own is None:
             continue
-        for hidden in (wide, small):
+        for hidden in (wide, NARROW):
             text = str(own["format"])
-            if hidden == small:
-                for before, after in (NARROW["modes"], NARROW["rows"]):  # type: ignore[misc]
+            if hidden == NARROW:
+                for before, after in NARROW_MODES.items():
                     text = text.replace(before, after)
             for kind in ("uniform", "structure"):
                 for rate in (LOWER, *study.rates) if kind == "uniform" else (*study.rates, HIGHER):

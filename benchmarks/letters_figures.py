@@ -61,27 +61,33 @@ def draw(target: Path, rows: Sequence[Mapping[str, Any]], others: Sequence[Mappi
 
 
 def draw_rates(target: Path, sweep: Sequence[Mapping[str, Any]]) -> None:
-    """Accuracy by rate, uniform beside by structure."""
+    """Accuracy by rate: uniform beside by structure, wide above narrow."""
     plt = _plot()
-    kinds = ("uniform", "structure")
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.8), sharey=True, layout="constrained")
-    names = [*dict.fromkeys(point["name"] for point in sweep)]
-    for axis, kind in zip(axes, kinds, strict=True):
-        for number, name in enumerate(names):
-            for hidden in sorted({point["hidden"] for point in sweep}):
+    kinds, names = ("uniform", "structure"), [*dict.fromkeys(point["name"] for point in sweep)]
+    widths = sorted({point["hidden"] for point in sweep}, reverse=True)
+    figure, axes = plt.subplots(len(widths), 2, figsize=(7.2, 6.4), sharey="row", sharex="col", layout="constrained",
+                                squeeze=False)  # fmt: skip
+    for row, hidden in zip(axes, widths, strict=True):
+        for axis, kind in zip(row, kinds, strict=True):
+            for number, name in enumerate(names):
                 found = sorted(
                     (p["rate"], 100 * p["accuracy"])
                     for p in sweep
                     if (p["name"], p["hidden"], p["rates"]) == (name, hidden, kind)
                 )
                 if found:
-                    style = "-o" if hidden == max(point["hidden"] for point in sweep) else "--s"
-                    axis.plot(*zip(*found, strict=True), style, color=f"C{number}", label=f"{name}, hidden {hidden}",
-                              markersize=4)  # fmt: skip
-        axis.set(xscale="log", title=f'rates = "{kind}"', xlabel="learning rate")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("accuracy, inner split, %")
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
+                    mark = "o" if number == 0 else "s" if number < 7 else "^"
+                    colour = "black" if number == 0 else f"C{(number - 1) % 6}"
+                    wide = 2 if number == 0 else 1
+                    axis.plot(
+                        *zip(*found, strict=True), f"-{mark}", color=colour, label=name, markersize=4, linewidth=wide
+                    )
+            axis.set(xscale="log", title=f'rates = "{kind}", {hidden} units')
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel("accuracy, inner split, %")
+    for axis in axes[-1]:
+        axis.set_xlabel("learning rate")
+    figure.legend(*axes[0][1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
     _save(plt, figure, target)
 
 

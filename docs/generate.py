@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from doped_measurements import doped_dense, doped_ratios, doped_structures, doped_times
+from letters_measurements import letters, letters_kcp, letters_rates, letters_rotation
 from measurements import (
     NOTHING,
     accuracy,
@@ -24,9 +26,6 @@ from measurements import (
     fits,
     g2p,
     headline,
-    letters,
-    letters_kcp,
-    letters_rates,
     measured,
     one_step,
     sizes,
@@ -207,6 +206,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": formats, "errata": errata, "model-ratios": model_ratios, "tables": tables, "costs": costs,
     "settings": settings, "measured": measured, "headline": headline, "fits": fits, "sizes": sizes,
     "letters": letters, "letters-kcp": letters_kcp, "letters-rates": letters_rates,
+    "letters-rotation": letters_rotation, "doped-times": doped_times,
+    **{f"doped-ratios-{task}": lambda task=task: doped_ratios(task) for task in ("text", "digits")},
+    **{f"doped-structures-{task}": lambda task=task: doped_structures(task) for task in ("text", "digits")},
+    "doped-dense": lambda: doped_dense("text"),
     "letters-brief": lambda: letters(brief=True),
     "accuracy": lambda: accuracy() or NOTHING,
     "g2p": g2p,
