@@ -241,6 +241,26 @@ def test_every_point_has_its_name_in_the_chart_or_in_its_legend(
     assert (inside, below) == ((labels, set()) if width == 1200 else (labels - {LONG}, labels))
 
 
+# Names in the scatter that stand nearer to another point than to their own.
+ASTRAY = """
+const points = [...document.querySelectorAll("circle.point")].map((e) => [e.ariaLabel.split(":")[0], +e.getAttribute("cx"), +e.getAttribute("cy")]);
+return [...document.querySelectorAll("[data-chart=scatter] text")].filter((e) => points.some((p) => p[0] === e.textContent)).map((e) => {
+  const b = e.getBBox(), away = (p) => Math.hypot(Math.max(b.x - p[1], 0, p[1] - b.x - b.width), Math.max(b.y - p[2], 0, p[2] - b.y - b.height));
+  return [e.textContent, points.reduce((p, q) => (away(q) < away(p) ? q : p))[0]];
+}).filter(([name, nearest]) => name !== nearest);
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_no_name_stands_beside_another_point(browser: Any, tmp_path: Path, width: int) -> None:
+    for label in ("TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)"):
+        path = write_run(tmp_path, f"ucf11-{label[:3].lower()}{len(label)}{label[-4:-1]}", label) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"top1_last": 0.8}))
+    write_report([tmp_path], tmp_path / "report.html")
+    visit(browser, (tmp_path / "report.html").as_uri(), width)
+    assert browser.execute_script(ASTRAY) == []
+
+
 def test_a_mean_of_fewer_runs_is_a_thin_line(browser: Any, pages: dict[str, Path]) -> None:
     visit(browser, pages["cut"].as_uri())
     script = "return [...document.querySelectorAll('[data-chart=curves] polyline')].map(e => [e.getAttribute('stroke'),"

@@ -212,7 +212,8 @@
         for (const [dx, dy, anchor] of [[11, 4, "start"], [-11, 4, "end"], [11, -10, "start"], [11, 18, "start"], [-11, -10, "end"], [-11, 18, "end"], [11, 32, "start"], [-11, 32, "end"]]) {
           const x0 = anchor === "start" ? cx + dx : anchor === "end" ? cx + dx - w : cx - w / 2;
           const b = [x0, cy + dy - 11, x0 + w, cy + dy + 3];
-          if (clash(b)) continue;
+          const away = (q) => Math.hypot(Math.max(b[0] - x(q.x), 0, x(q.x) - b[2]), Math.max(b[1] - y(q.top.mean), 0, y(q.top.mean) - b[3]));
+          if (clash(b) || points.some((q) => q !== p && away(q) <= away(p))) continue; // nor beside another point
           nameless--;
           taken.push(b);
           text(f.root, short, { x: cx + dx, y: cy + dy, "text-anchor": anchor });
