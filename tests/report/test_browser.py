@@ -241,6 +241,24 @@ def test_every_point_has_its_name_in_the_chart_or_in_its_legend(
     assert (inside, below) == ((labels, set()) if width == 1200 else (labels - {LONG}, labels))
 
 
+OUTSIDE = """
+return [...document.querySelectorAll(".chart svg text")].filter((e) => {
+  const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
+  return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+}).map((e) => e.textContent);
+"""
+
+
+@pytest.mark.parametrize("name", ["mixed", "cut"])
+@pytest.mark.parametrize("width", [1200, 390, 320])
+def test_every_word_of_a_chart_is_inside_it(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    visit(browser, pages[name].as_uri(), width)
+    choose = "const s = document.getElementById('cost'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+    for cost in ("params_w", "params_model", "macs_executed", "macs_paper", "latency_ms"):
+        browser.execute_script(choose, cost)
+        assert browser.execute_script(OUTSIDE) == []
+
+
 # Names in the scatter that stand nearer to another point than to their own.
 ASTRAY = """
 const points = [...document.querySelectorAll("circle.point")].map((e) => [e.ariaLabel.split(":")[0], +e.getAttribute("cx"), +e.getAttribute("cy")]);

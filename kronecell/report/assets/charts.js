@@ -67,12 +67,16 @@
       const at = x(t), words = show.x(t);
       svg("line", { class: "grid", x1: at, x2: at, y1: f.top, y2: f.bottom }, f.root);
       if (at - last < 8 + 7 * words.length) continue;
-      text(f.root, words, { class: "tick", x: at, y: f.bottom + 17, "text-anchor": "middle" });
+      const edge = f.width - 3.6 * words.length; // a long number at the end of the axis stays inside
+      text(f.root, words, { class: "tick", x: Math.min(at, edge), y: f.bottom + 17, "text-anchor": "middle" });
       last = at;
     }
     svg("line", { class: "axis", x1: f.left, x2: f.right, y1: f.bottom, y2: f.bottom }, f.root);
     svg("line", { class: "axis", x1: f.left, x2: f.left, y1: f.top, y2: f.bottom }, f.root);
-    text(f.root, titles.x, { x: (f.left + f.right) / 2, y: f.height - 6, "text-anchor": "middle" });
+    const below = text(f.root, titles.x, { x: (f.left + f.right) / 2, y: f.height - 6, "text-anchor": "middle" });
+    const long = below.getComputedTextLength(), room = f.width - 12;
+    if (long > f.right - f.left) below.setAttribute("x", f.width / 2);
+    if (long > room) below.style.fontSize = `${(12 * room) / long}px`; // a phone: smaller, but whole
     text(f.root, titles.y, { x: 13, y: (f.top + f.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 13 ${(f.top + f.bottom) / 2})` });
   }
   function tipOf(box) {
@@ -235,7 +239,9 @@
       const sum = (g) => Object.values(g.parameters).reduce((a, b) => a + b, 0), largest = Math.max(...groups.map(sum));
       groups.forEach((g, n) => {
         const total = sum(g), top = n * line + 4;
-        text(f.root, `${g.label}: ${g.total}`, { x: 2, y: top + 12 });
+        const above = text(f.root, `${g.label}: ${g.total}`, { x: 2, y: top + 12 });
+        for (let name = g.label; name.length > 4 && above.getComputedTextLength() > f.width - 4; )
+          above.textContent = `${(name = name.slice(0, -1))}…: ${g.total}`;
         let at = 0;
         parts.forEach((part, i) => {
           const value = g.parameters[part];
