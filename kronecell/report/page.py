@@ -88,8 +88,7 @@ def page(
         _parameters(groups),
         _plans(groups, progress),
         _runs(runs, broken),
-        _protocol(groups),
-        _environments(runs),
+        f'<div class="keep">{_protocol(groups)}{_environments(runs)}</div>',  # no nearly blank page ends a print
     ]
     sections = [f"<section>{part}</section>" for part in parts if part]
     states = [run.outcome for run in runs] + ["broken"] * len(broken)
