@@ -115,7 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(message())
             sys.exit(2)
-        _fail(f"{message()} (see kronecell --help)")
+        command = getattr(getattr(error, "ctx", None), "command_path", "kronecell")
+        _fail(f"{message()} (see {command} --help)")
     sys.exit(code if isinstance(code, int) else 0)
 
 

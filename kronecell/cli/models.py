@@ -21,6 +21,7 @@ Threads = Annotated[int, typer.Option("--threads", min=0, help="Threads of torch
 def open_classifier(path: Path, data: Path | None = None, quiet: bool = False) -> Any:
     """The classifier in a run directory or a folder of `kc.save`, in eval mode."""
     from kronecell.training.classifier import VideoClassifier
+    from kronecell.training.records import read_status
     from kronecell.training.saved import find_run, load, load_run
 
     if not path.exists():
@@ -31,6 +32,10 @@ def open_classifier(path: Path, data: Path | None = None, quiet: bool = False) -
     if run is not None:
         is_store = data is not None and (data / "manifest.json").is_file()
         model = load_run(run, data if is_store else None)
+        status = {} if quiet else read_status(run)
+        if status.get("state", "finished") != "finished":
+            how_far = f"after {status.get('epoch', 0):,} of {status.get('epochs', 0):,} epochs"
+            say(f"{run}: its training is {status['state']} {how_far}; these are the weights of the best epoch so far")
     else:
         model = load(path).eval()
     if not isinstance(model, VideoClassifier):

@@ -13,16 +13,18 @@ import typer
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold them, e.g. runs.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file.  [default: report.html]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file.  [default: report.html]")] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Kronecell report",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout; a page only with --out.")
+        bool, typer.Option("--json", "-j", help="One JSON document on stdout; a page only with --out.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="The table on stdout; a page only with --out.")
     ] = False,
 ) -> None:
     """One self-contained page of all runs: curves, accuracy against cost, counts, plans, protocol.
+
+    Runs that are still going on, were stopped, or cannot be read are named on the page.
 
     Example: kronecell report runs --out report.html
     """

@@ -141,13 +141,17 @@ def accuracy_words(result: dict[str, Any]) -> str:
 def summary(result: dict[str, Any], folder: Path) -> str:
     """A finished run for people."""
     from kronecell.training.paper_settings import SETTINGS
+    from kronecell.training.protocol import counted
+
+    def fewer(ratio: float) -> str:
+        return "" if ratio == 1 else f" ({ratio:,.{0 if ratio >= 100 else 1}f}x fewer)"
 
     lines = [
         f"{result['experiment']}, fold {result['fold']}, seed {result['seed']}: {accuracy_words(result)}",
-        f"best epoch {result['top1']:.1%}, chosen on these very clips; mean of the last {result['avg_over']} epoch(s) "
-        f"{result['avg']:.1%}",
-        f"W {result['params_w']:,} parameters ({result['ratio_w']:,.0f}x fewer), whole model "
-        f"{result['params_model']:,} ({result['ratio_model']:,.1f}x fewer)",
+        f"best epoch {result['top1']:.1%}, chosen on these very clips; "
+        f"mean of the last {counted(result['avg_over'], 'epoch')} {result['avg']:.1%}",
+        f"W {result['params_w']:,} parameters{fewer(result['ratio_w'])}, whole model "
+        f"{result['params_model']:,}{fewer(result['ratio_model'])}",
         f"multiply-adds per clip {result['macs_executed']:,} (paper's order {result['macs_paper']:,}), "
         f"step {result['step_ms']:.1f} ms, latency of one clip {result['latency_ms']:.1f} ms",
         f"run directory: {folder}   (try: kronecell evaluate {folder}, kronecell predict {folder} CLIP)",

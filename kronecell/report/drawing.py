@@ -12,11 +12,12 @@ from math import hypot, prod
 from kronecell.errors import PlanError
 from kronecell.plans.network import GATE, INPUT, Network
 from kronecell.plans.plan import Plan
-from kronecell.report.drawing_layout import RESULT, Box, Edge, arrange
+from kronecell.report.drawing_layout import RESULT, Box, Edge, Layout, Point, arrange
 
 COLUMN, ROW, MARGIN = 104.0, 88.0, 58.0  # pixels
 NODE = (50.0, 38.0)
 LINE = 19.0  # height of a line of the list of steps
+Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 STYLE = """
@@ -64,7 +65,7 @@ def draw(what: Plan | Network, *, title: str = "", steps: bool = True, standalon
     numbers = _numbers(what) if isinstance(what, Plan) else {}
     body = [_edge(edge, network, left, top) for edge in layout.edges]
     body += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in dots]
-    body += [_label(edge, network, left, top) for edge in layout.edges if edge.labelled]
+    body += _labels(layout, network, left, top)
     body += [_node(name, box, network, numbers.get(name), left, top) for name, box in layout.boxes.items()]
     body += lines
     if title:
@@ -98,14 +99,67 @@ def _edge(edge: Edge, network: Network, left: float, top: float) -> str:
     return f'<path class="{kind}" d="M{x1:.1f} {y1:.1f}Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}">{hint}</path>'
 
 
-def _label(edge: Edge, network: Network, left: float, top: float) -> str:
+def _labels(layout: Layout, network: Network, left: float, top: float) -> list[str]:
+    """The legs with their sizes, each where it covers least: no other label, no tensor, and few other legs."""
+    taken = [part for box in layout.boxes.values() for part in _outlines(box, left, top)]
+    curves = {edge: [_on(edge, t / 40, left, top) for t in range(41)] for edge in layout.edges}
+    found: dict[Edge, str] = {}
+    for edge in sorted((e for e in layout.edges if e.labelled), key=lambda e: hypot(*_span(e, left, top))):
+        words = f"{edge.leg} = {network.sizes[edge.leg]:,}"
+        best: tuple[float, Rectangle, Point] | None = None
+        for x, y in _places(edge, left, top):
+            own = (x - 3.2 * len(words), y - 9, x + 3.2 * len(words), y + 3)
+            crossed = sum(_holds(own, point) for other in curves if other != edge for point in curves[other])
+            cost = crossed + 1000.0 * sum(_meet(own, box) for box in taken)
+            if best is None or cost < best[0]:
+                best = cost, own, (x, y)
+        assert best is not None
+        (x0, y0, x1, y1), (x, y) = best[1:]
+        taken.append((x0 - 2, y0 - 3, x1 + 2, y1 + 3))  # some air between labels
+        found[edge] = f'<text class="size" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+    return [found[edge] for edge in layout.edges if edge in found]
+
+
+def _places(edge: Edge, left: float, top: float) -> list[Point]:
+    """Where its label may stand, the best place first: level legs have it below, as the steps' numbers are above."""
+    x1, y1, x2, y2, _, _ = _ends(edge, left, top)
+    if abs(y2 - y1) < 0.25 * abs(x2 - x1):
+        return [(x, y + shift) for shift in (15.0, -7.0) for x, y in (_on(edge, t, left, top) for t in (0.5, 0.4, 0.6))]
+    middle = 0.5 if abs(x2 - x1) < 4 else 0.38  # off the middle, where a leg to y often crosses
+    steps = (middle, *(middle + sign * step / 20 for step in range(1, 8) for sign in (1, -1)))
+    return [(x, y + 4.0) for x, y in (_on(edge, t, left, top) for t in steps if 0.12 <= t <= 0.88)]
+
+
+def _on(edge: Edge, t: float, left: float, top: float) -> Point:
+    """A point of the curve, from 0 at its start to 1 at its end."""
     x1, y1, x2, y2, cx, cy = _ends(edge, left, top)
-    flat, upright = abs(y2 - y1) < 0.25 * abs(x2 - x1), abs(x2 - x1) < 4
-    t = 0.5 if flat or upright else 0.38  # off the middle, where a leg to y often crosses
     x = (1 - t) ** 2 * x1 + 2 * t * (1 - t) * cx + t**2 * x2
-    y = (1 - t) ** 2 * y1 + 2 * t * (1 - t) * cy + t**2 * y2
-    shift = 15.0 if flat else 4.0  # below a level line: above it are the numbers of the steps
-    return f'<text class="size" x="{x:.1f}" y="{y + shift:.1f}">{escape(edge.leg)} = {network.sizes[edge.leg]:,}</text>'
+    return x, (1 - t) ** 2 * y1 + 2 * t * (1 - t) * cy + t**2 * y2
+
+
+def _span(edge: Edge, left: float, top: float) -> Point:
+    x1, y1, x2, y2, _, _ = _ends(edge, left, top)
+    return x2 - x1, y2 - y1
+
+
+def _outlines(box: Box, left: float, top: float) -> list[Rectangle]:
+    """A tensor; and above it its gates and the number of its step, whether or not it has these."""
+    x, y, half = left + box.column * COLUMN, _y(box.row, top), (NODE[0] + box.span * COLUMN) / 2
+    roof = y - NODE[1] / 2
+    return [(x - half, roof, x + half, y + NODE[1] / 2), (x - half - 9, roof - 12, x + half + 9, roof + 3)]
+
+
+def _meet(a: Rectangle, b: Rectangle) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _holds(box: Rectangle, point: Point) -> bool:
+    return box[0] < point[0] < box[2] and box[1] < point[1] < box[3]
+
+
+def _legs(name: str, network: Network) -> tuple[str, ...]:
+    factor = next((f for f in network.factors if f.name == name), None)
+    return factor.legs if factor else network.inputs if name == INPUT else network.outputs
 
 
 def _node(name: str, box: Box, network: Network, number: tuple[int, bool] | None, left: float, top: float) -> str:
@@ -113,7 +167,7 @@ def _node(name: str, box: Box, network: Network, number: tuple[int, bool] | None
     width, height = NODE[0] + box.span * COLUMN, NODE[1]
     factor = next((f for f in network.factors if f.name == name), None)
     kind = "end" if factor is None else "constant" if factor.constant else "factor"
-    legs = factor.legs if factor else network.inputs if name == INPUT else network.outputs
+    legs = _legs(name, network)
     size = prod(network.shape(legs))
     what = {INPUT: "input", RESULT: "result"}.get(name) or (factor.constant if factor else "") or "parameters"
     hint = f"{name} [{' '.join(legs)}], {size:,} {'numbers a row' if factor is None else what}"
@@ -127,8 +181,8 @@ def _node(name: str, box: Box, network: Network, number: tuple[int, bool] | None
     ]
     if GATE in legs:
         gx, gy = x - width / 2, y - height / 2
-        parts.append(f'<rect class="gatebox" x="{gx - 9:.1f}" y="{gy - 8:.1f}" width="32" height="15" rx="7"/>')
-        parts.append(f'<text class="gate" x="{gx + 7:.1f}" y="{gy + 3.5:.1f}">g = {network.sizes[GATE]}</text>')
+        parts.append(f'<rect class="gatebox" x="{gx - 9:.1f}" y="{gy - 12:.1f}" width="32" height="15" rx="7"/>')
+        parts.append(f'<text class="gate" x="{gx + 7:.1f}" y="{gy - 0.5:.1f}">g = {network.sizes[GATE]}</text>')
     if number is not None:
         step, hoisted = number
         cx, cy = x + width / 2 - 1, y - height / 2 + 1

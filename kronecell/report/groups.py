@@ -67,17 +67,19 @@ class Group:
 
     def spread(self, key: str) -> Spread | None:
         """Of a figure of the results; "accuracy" is that of the last epoch."""
-        if key == "accuracy":
-            return Spread.of(run.accuracy for run in self.finished)
-        return Spread.of(number_of(run.result.get(key)) for run in self.finished)
+        return Spread.of(_figure(run, key) for run in self.finished)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the accuracy, over clips and seeds; None where the number of clips is not known."""
+        return self.interval_of("accuracy")
+
+    def interval_of(self, key: str) -> tuple[float, float] | None:
+        """That of "accuracy" or of "avg"; an accuracy that was selected, such as "top1", has none that holds."""
         scores = {
-            (run.fold or 0, run.seed or 0): (run.accuracy, run.tested)
+            (run.fold or 0, run.seed or 0): (value, run.tested)
             for run in self.finished
-            if run.accuracy is not None
+            if (value := _figure(run, key)) is not None
         }
         return interval(scores) if scores and all(clips for _, clips in scores.values()) else None
 
@@ -177,6 +179,10 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
     return Group(**{**group.__dict__, "breakdown": _breakdown(group)})
 
 
+def _figure(run: Run, key: str) -> float | None:
+    return run.accuracy if key == "accuracy" else number_of(run.result.get(key))
+
+
 def _shared(value: object) -> Shared:
     if isinstance(value, bool):
         return value
@@ -191,7 +197,7 @@ def _is_papers(dataset: str, runs: Sequence[Run]) -> bool:
     (The names of the classes were compared when the run began; a data set without them has another name since then.)
     """
     known = next((name for name in SETTINGS if name.lower() == dataset.lower()), None)
-    if known is None:
+    if known is None or not any(run.finished for run in runs):  # only a result counts clips and classes
         return False
     least, most = CLIPS[known]
     for run in runs:

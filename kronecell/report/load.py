@@ -81,6 +81,11 @@ class Run:
         limit, spent = number_of(self.config.get("max_seconds")), number_of(self.result.get("seconds"))
         return "time" if limit and spent is not None and spent >= limit else ""
 
+    @property
+    def outcome(self) -> str:
+        """Its state; "stopped" for a finished run that ended before its last epoch."""
+        return "stopped" if self.finished and self.stopped else self.state
+
 
 @dataclass(frozen=True)
 class Broken:

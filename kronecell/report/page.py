@@ -12,14 +12,19 @@ from typing import Any
 
 from kronecell.deploy.atomic import write_atomically
 from kronecell.report.groups import CURVES, Group, group_runs, plain_name
-from kronecell.report.load import Broken, Run, load_runs
+from kronecell.report.load import Broken, Run, load_runs, number_of
+from kronecell.report.markup import bullets, html_table, long
 from kronecell.report.plans import PlanTable, plan_tables
 from kronecell.report.tables import (
+    AVERAGE,
+    EPOCHS,
     FOOTNOTE,
     FORMAT,
     NAME,
     Cell,
     Column,
+    percents,
+    rounded,
     shown_columns,
     stopped_words,
     threads_words,
@@ -83,12 +88,12 @@ def page(
         _parameters(groups),
         _plans(groups, progress),
         _runs(runs, broken),
-        _protocol(groups),
-        _environments(runs),
+        f'<div class="keep">{_protocol(groups)}{_environments(runs)}</div>',  # no nearly blank page ends a print
     ]
     sections = [f"<section>{part}</section>" for part in parts if part]
-    states = [run.state for run in runs] + ["broken"] * len(broken)
-    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    states = [run.outcome for run in runs] + ["broken"] * len(broken)
+    order = ("finished", "stopped", "running", "interrupted", "failed", "broken")
+    found = ", ".join(f"{states.count(state)} {state}" for state in order if state in states)
     introduction = "".join(f"<p>{escape(note)}</p>" for note in notes)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return (
@@ -121,6 +126,7 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
                 "stopped": stopped_words(group) if any(run.stopped == "time" for run in group.finished) else "",
                 "costs": costs,
                 "parameters": dict(group.breakdown),
+                "total": total_words(group),
                 "curves": {key: group.curve(key) for key in CURVES},
             }
         )
@@ -133,11 +139,16 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
     if running:
         names = ", ".join(f"{_title(run)} (epoch {run.epoch} of {run.epochs})" for run in running)
         parts.append(f'<div class="notice"><b>Still running:</b> {escape(names)}. Their figures are not final.</div>')
-    stopped = [group for group in groups if any(run.stopped == "time" for run in group.finished)]
-    if stopped:
-        names = "; ".join(f"{group.label}: {stopped_words(group)}" for group in stopped)
-        words = f"{names}. With more time it might do better: hollow points."
-        parts.append(f'<div class="notice"><b>Not finished.</b> {escape(words)}</div>')
+    ends = {
+        "time": "More time might raise these accuracies. The chart draws them as hollow points.",
+        "patience": "The setting early_stop looks at the very clips that the accuracy is measured on, which flatters "
+        "it a little.",
+    }
+    for reason, meaning in ends.items():
+        stopped = [group for group in groups if any(run.stopped == reason for run in group.finished)]
+        if stopped:
+            names = "; ".join(f"{group.label}: {stopped_words(group)}" for group in stopped)
+            parts.append(f'<div class="notice"><b>Stopped early.</b> {escape(names)}. {meaning}</div>')
     for run in runs:
         if run.state in ("failed", "interrupted"):
             words = f"{_title(run)} {run.state}: {run.message or 'no message'}"
@@ -159,19 +170,19 @@ def _notices(runs: Sequence[Run], broken: Sequence[Broken], groups: Sequence[Gro
 def _comparison(groups: Sequence[Group]) -> str:
     columns = shown_columns(groups)
     text = "" if not any(column.paper for column in columns) else (
-        "<p>Values of the paper are printed ones, for the same layer; its accuracies stand only beside the same data "
-        "set.</p>"
+        "<p>Columns of the paper show what it prints for the same layer; its accuracies appear only where the data "
+        "are the paper's.</p>"
     )  # fmt: skip
     foot = f'<p class="soft">{escape(FOOTNOTE)}</p>' if any(c.title.endswith("*") for c in columns) else ""
     first = _columns([column for column in columns if not column.detail], groups, "main sortable")
     second = _columns([NAME, *(column for column in columns if column.detail)], groups, "main")
     return (
-        "<h2>Comparison</h2><p>The headline is the accuracy of the last epoch with its 95% interval, over the clips it "
-        "was measured on and over seeds: two experiments whose intervals overlap widely have not been told apart. "
-        "Two ratios, which differ widely: that of W, the input weights, which is the paper's figure, and that of the "
-        "whole model, whose recurrent weights U and classifier stay dense. Click a heading to sort.</p>"
-        f"{first}<h3>More of each experiment</h3><p>The best epoch was chosen on the very clips it was measured on, so "
-        f"it flatters.</p>{text}{second}{foot}"
+        "<h2>Comparison</h2><p>The accuracy is that of the last epoch, with its 95% interval over clips and seeds: "
+        "where two intervals overlap widely, these runs do not say which experiment is better. The ratio of W compares "
+        "the input weights alone, as the paper does; the ratio of the model also counts the recurrent weights U and "
+        'the classifier, which stay dense. <span class="wide-screen">Click a heading to sort.</span></p>'
+        f'{first}<div class="keep"><h3>More of each experiment</h3><p>The best epoch was chosen on the very clips it '
+        f"was measured on: it flatters, and no interval holds for it.</p>{text}{second}{foot}</div>"
     )
 
 
@@ -180,38 +191,8 @@ def _columns(columns: Sequence[Column], groups: Sequence[Group], name: str) -> s
     body = [[column.cell(group) for column in columns] for group in groups]
     texts = {i for i, column in enumerate(columns) if column.text}
     classes = {i: "format" if c.title == FORMAT else "words" for i, c in enumerate(columns) if c.text and c != NAME}
-    return _table(heads, body, texts, name, classes)
-
-
-def _table(
-    heads: Sequence[tuple[str, str]],
-    body: Sequence[Sequence[Cell]],
-    texts: set[int],
-    name: str,
-    classes: dict[int, str] | None = None,
-) -> str:
-    """A table whose `texts` columns are text; with "sortable" in its name the headings are buttons."""
-    sort = "sortable" in name
-    parts = [f'<div class="wide"><table class="{name}"><thead><tr>']
-    for i, (title, hint) in enumerate(heads):
-        words = f'<button type="button">{escape(title)}</button>' if sort else escape(title)
-        parts.append(f'<th scope="col" title="{escape(hint)}"{_class(i, texts, {})}>{words}</th>')
-    parts.append("</tr></thead><tbody>")
-    for line in body:
-        parts.append("<tr>")
-        for i, cell in enumerate(line):
-            order = "" if cell.order is None else escape(str(cell.order))
-            words = (
-                escape(cell.text).replace(",", ",<wbr>") if (classes or {}).get(i) == "format" else escape(cell.text)
-            )
-            parts.append(f'<td data-sort="{order}"{_class(i, texts, classes or {})}>{words}</td>')
-        parts.append("</tr>")
-    return "".join([*parts, "</tbody></table></div>"])
-
-
-def _class(i: int, texts: set[int], classes: dict[int, str]) -> str:
-    names = " ".join(filter(None, ("text" if i in texts else "", classes.get(i, ""))))
-    return f' class="{names}"' if names else ""
+    classes |= {i: "some" for i, column in enumerate(columns) if column.title in (EPOCHS, AVERAGE)}
+    return html_table(heads, body, texts, name, classes)
 
 
 def _options(choices: dict[str, str]) -> str:
@@ -225,24 +206,29 @@ def _scatter(groups: Sequence[Group]) -> str:
     hollow = (
         " Hollow: stopped by a time budget." if any(r.stopped == "time" for g in groups for r in g.finished) else ""
     )
+    absent = ", ".join(group.label for group in groups if group.spread("accuracy") is None)
+    without = f" Without a result, and not drawn: {escape(absent)}." if absent else ""
     return (
         f'<div class="keep"><h2>Accuracy against cost</h2><p>Accuracy of the last epoch, '
         f"means over folds and seeds; bars are {whiskers}."
-        f'{hollow}</p><div class="controls"><label>cost <select id="cost">{_options(COSTS)}</select></label>'
+        f'{hollow}{without}</p><div class="controls"><label>cost <select id="cost">{_options(COSTS)}</select></label>'
         '<label><input type="checkbox" id="logx" checked> log axis</label></div>'
         '<div class="chart" data-chart="scatter"></div></div>'
     )
 
 
 def _curves(groups: Sequence[Group]) -> str:
-    """Top-1 first, unless it was measured too rarely to be a curve."""
+    """Accuracy first, unless it was measured too rarely to be a curve."""
     points = max((len(group.curve("top1")) for group in groups), default=0)
     first = "top1" if points >= SHORTEST else "loss"
     metrics = {key: METRICS[key] for key in sorted(METRICS, key=lambda key: key != first)}
+    counts = [[point["count"] for point in group.curve(first)] for group in groups]
+    uneven = any(count and count[-1] < max(count) for count in counts)
+    thin = " A line is thin where some of its runs have ended: there it is the mean of the others." if uneven else ""
     return (
         '<div class="keep"><h2>Learning curves</h2><p>Lines are means over folds and seeds, bands reach from '
-        f'the lowest to the highest run.</p><div class="controls">'
-        f'<label>show <select id="metric">{_options(metrics)}</select></label>'
+        f'the lowest to the highest run.{thin} <span class="wide-screen">Click a name to hide it.</span></p>'
+        f'<div class="controls"><label>show <select id="metric">{_options(metrics)}</select></label>'
         '<label>against <select id="base"><option value="epoch">epochs</option><option value="seconds">seconds'
         '</option></select></label><label><input type="checkbox" id="logy"> log axis</label></div>'
         '<div class="chart" data-chart="curves"></div></div>'
@@ -258,17 +244,27 @@ def _parameters(groups: Sequence[Group]) -> str:
         if total:
             cells = [Cell(f"{parts[n]:,}", parts[n]) if n in parts else Cell("unknown") for n in names]
             share = parts["W"] / total
-            body.append([Cell(group.label), *cells, Cell(f"{total:,}", total), Cell(f"{share:.1%}", share)])
+            last = Cell(f"{share:.1%}", share) if "classifier" in parts else Cell("unknown")
+            body.append([Cell(group.label), *cells, Cell(total_words(group), total), last])
     return (
         '<div class="keep"><h2>Where the parameters are</h2><p>Once W is compressed, the recurrent weights U are '
         "nearly all of the model: a ratio of W says little about the file on disk. All bars have one scale.</p>"
-        '<div class="chart" data-chart="bars"></div>' + _table(heads, body, {0}, "plain")
+        f'<div class="chart" data-chart="bars"></div></div><div class="keep"><h3>In numbers</h3>'
+        f"{html_table(heads, body, {0}, 'cards')}</div>"
     )
 
 
+def total_words(group: Group) -> str:
+    """Parameters of the model, as far as they are known: a run without a result does not say how many classes."""
+    total = f"{sum(group.breakdown.values()):,}"
+    return total if "classifier" in group.breakdown else f"{total} without classifier"
+
+
 def _plans(groups: Sequence[Group], progress: Callable[[str], object]) -> str:
-    parts = ["<h2>How each format is contracted</h2><p>Numbers on the tensors are those of the steps; green steps "
-             "need no input and are done once per weight update, red ones for every row.</p>"]  # fmt: skip
+    parts = [
+        "<h2>How each format is contracted</h2><p>Each tensor carries the number of the step that contracts it. Green "
+        "steps need no input: they run once per weight update. Red steps run for every row of x.</p>"
+    ]
     seen: set[tuple[Any, ...]] = set()
     for group in groups:
         key = (group.format_text, str(group.shared), group.gates, group.rows)
@@ -293,7 +289,7 @@ def _plan(table: PlanTable) -> str:
     ]
     return (
         f'<div class="plan"><h3>{escape(table.title)}</h3><div class="drawing">{table.svg}</div>'
-        f"{_table(heads, body, {0, 1, 2}, 'plain')}"
+        f"{html_table(heads, body, {0, 1, 2}, 'steps')}"
         f"<p>{table.macs:,} multiply-adds a row, {table.hoisted:,} once per weight update, largest intermediate "
         f"{table.peak:,} elements. {escape(table.after)}</p></div>"
     )
@@ -305,38 +301,31 @@ def _title(run: Run) -> str:
 
 
 def _runs(runs: Sequence[Run], broken: Sequence[Broken]) -> str:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for run in runs:
-        shown = f"{100 * run.accuracy:.1f}%" if run.finished and run.accuracy is not None else ""
-        if run.tested and shown:
-            low, high = wilson(float(run.accuracy or 0) * run.tested, run.tested)
-            shown += f" ({100 * low:.0f} to {100 * high:.0f})"
+        shown = ""
+        if run.finished and run.accuracy is not None:
+            known = wilson(run.accuracy * run.tested, run.tested) if run.tested else None
+            shown = percents(run.accuracy, known)
         hash_ = str(run.result.get("manifest_hash") or "")[:12]
-        seconds = run.result.get("seconds")
+        seconds = number_of(run.result.get("seconds"))
+        epochs = f"{run.epoch:,}" + (f" of {run.epochs:,}" if run.epochs else "")
+        spent = "" if seconds is None else rounded(seconds, 0)
+        rows.append((_title(run), run.outcome, epochs, shown, spent, hash_, str(run.path)))
+    rows += [(f"{b.path.parent.name}/{b.path.name}", "broken", "", "", "", "", str(b.path)) for b in broken]
+    heads = ("run", "state", "epochs", "accuracy at the last epoch", "seconds of training", "data (hash)", "folder")
+    texts = {0: "text", 1: "text state", 5: "text mono", 6: "text mono wrap"}
+    top = "".join(f'<th scope="col" class="{"text" if i in texts else ""}">{name}</th>' for i, name in enumerate(heads))
+    lines = []
+    for row in rows:
         cells = (
-            f"{run.epoch}" + (f" of {run.epochs}" if run.epochs else "") + (", stopped" if run.stopped else ""),
-            shown,
-            f"{seconds:,.0f}" if isinstance(seconds, int | float) else "",
+            f'<td data-label="{heads[i]}" class="{texts.get(i, "")}{f" {cell}" * (i == 1)}">{escape(cell)}</td>'
+            for i, cell in enumerate(row)
         )
-        rows.append(
-            f'<tr><td class="text">{escape(_title(run))}</td><td class="text state {run.state}">{run.state}</td>'
-            + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-            + f'<td class="text mono">{escape(hash_)}</td><td class="text mono wrap">{escape(str(run.path))}</td></tr>'
-        )
-    for b in broken:
-        name = escape(f"{b.path.parent.name}/{b.path.name}")
-        rows.append(
-            f'<tr><td class="text">{name}</td><td class="text state broken">broken</td>{"<td></td>" * 4}'
-            f'<td class="text mono wrap">{escape(str(b.path))}</td></tr>'
-        )
-    heads = "".join(
-        f'<th{" class=text" if text else ""}>{name}</th>'
-        for name, text in (("run", 1), ("state", 1), ("epochs", 0), ("accuracy, last epoch", 0),
-                           ("seconds of training", 0), ("data (hash)", 1), ("folder", 1))
-    )  # fmt: skip
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        f'<h2>Runs</h2><div class="wide"><table class="main"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<h2>Runs</h2><div class="wide{long(rows)}"><table class="main runs"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
@@ -352,14 +341,10 @@ def _protocol(groups: Sequence[Group]) -> str:
     common = [text for text in next(iter(lists.values())) if all(text in texts for texts in lists.values())]
     parts = ["<h2>Where this differs from the paper's protocol</h2>"]
     if common:
-        parts.append(f"<p>All experiments:</p>{_bullets(common)}")
+        parts.append(f"<p>All experiments:</p>{bullets(common)}")
     own = {label: [text for text in texts if text not in common] for label, texts in lists.items()}
-    inside = "".join(f"<div><h3>{escape(label)}</h3>{_bullets(texts)}</div>" for label, texts in own.items() if texts)
+    inside = "".join(f"<div><h3>{escape(label)}</h3>{bullets(texts)}</div>" for label, texts in own.items() if texts)
     return "".join(parts) + (f'<div class="lists">{inside}</div>' if inside else "")
-
-
-def _bullets(texts: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def _environments(runs: Sequence[Run]) -> str:
@@ -371,12 +356,18 @@ def _environments(runs: Sequence[Run]) -> str:
     parts = ["<h2>Environment</h2>"] if found else []
     for text, names in found.items():
         facts = json.loads(text)
-        body = [
-            [Cell(str(key)), Cell(value if isinstance(value, str) else json.dumps(value))]
-            for key, value in facts.items()
-        ]
+        body = [[Cell(str(key)), Cell(_plainly(value))] for key, value in facts.items()]
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         parts.append(
-            f"<p class=soft>{escape(shown)}</p>{_table([('', ''), ('', '')], body, {0, 1}, 'plain', {1: 'wrap'})}"
+            f"<p class=soft>{escape(shown)}</p>{html_table([('', ''), ('', '')], body, {0, 1}, 'facts', {1: 'wrap'})}"
         )
     return "".join(parts)
+
+
+def _plainly(value: object) -> str:
+    """A fact of an environment for a reader: "yes" for true, "torch 2.13, numpy 2.4" for a table."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plainly(item)}" for key, item in value.items())
+    return value if isinstance(value, str) else json.dumps(value)

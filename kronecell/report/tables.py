@@ -24,7 +24,8 @@ class Cell:
 
 
 EMPTY = Cell("")
-FORMAT, LATENCY, STEP = "format of W", "latency, ms", "training step, ms"
+EPOCHS, AVERAGE, FORMAT = "epochs", "mean accuracy of the last epochs", "format of W"
+LATENCY, STEP = "latency, ms", "training step, ms"
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,24 @@ class Column:
 
 
 def accuracy(group: Group) -> Cell:
-    """That of the last epoch with its 95% interval: 87.1% (83.0 to 90.4)."""
-    spread = group.spread("accuracy")
-    if spread is None:
-        return EMPTY
-    known = group.interval
+    """That of the last epoch with its 95% interval, 87.1% (83.0 to 90.4); without a result, why there is none."""
+    found = _with_interval("accuracy")(group)
+    states = dict.fromkeys(run.state for run in group.runs if not run.finished)
+    return found if found.text or not states else Cell(f"none, {' and '.join(states)}")
+
+
+def percents(value: float, known: tuple[float, float] | None) -> str:
+    """An accuracy and its interval: 87.1% (83.0 to 90.4)."""
     words = "" if known is None else f" ({100 * known[0]:.1f} to {100 * known[1]:.1f})"
-    return Cell(f"{100 * spread.mean:.1f}%{words}", spread.mean)
+    return f"{100 * value:.1f}%{words}"
+
+
+def _with_interval(key: str) -> Callable[[Group], Cell]:
+    def cell(group: Group) -> Cell:
+        spread = group.spread(key)
+        return EMPTY if spread is None else Cell(percents(spread.mean, group.interval_of(key)), spread.mean)
+
+    return cell
 
 
 def percent(spread: Spread | None) -> Cell:
@@ -54,18 +66,21 @@ def percent(spread: Spread | None) -> Cell:
     return EMPTY if spread is None else Cell(f"{100 * spread.mean:.1f}%", spread.mean)
 
 
-def _whole(key: str) -> Callable[[Group], Cell]:
-    def cell(group: Group) -> Cell:
-        value = group.value(key)
-        return EMPTY if value is None else Cell(f"{value:,.0f}", value)
+def rounded(value: float, digits: int = 1) -> str:
+    """Three significant digits for what is small, else so many after the point: a small model has figures, too."""
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:,.{digits}f}"
 
-    return cell
+
+def _params_w(group: Group) -> Cell:
+    value = group.value("params_w")
+    value = group.breakdown.get("W") if value is None else value  # known before a run has a result
+    return EMPTY if value is None else Cell(f"{value:,.0f}", value)
 
 
 def _times(key: str, digits: int) -> Callable[[Group], Cell]:
     def cell(group: Group) -> Cell:
         value = group.value(key)
-        return EMPTY if value is None else Cell(f"{value:,.{digits}f}x", value)
+        return EMPTY if value is None else Cell(f"{rounded(value, digits)}x", value)
 
     return cell
 
@@ -73,7 +88,7 @@ def _times(key: str, digits: int) -> Callable[[Group], Cell]:
 def _millions(key: str) -> Callable[[Group], Cell]:
     def cell(group: Group) -> Cell:
         value = group.value(key)
-        return EMPTY if value is None else Cell(f"{value / 1e6:,.1f}", value)
+        return EMPTY if value is None else Cell(rounded(value / 1e6), value)
 
     return cell
 
@@ -81,17 +96,17 @@ def _millions(key: str) -> Callable[[Group], Cell]:
 def _mean(key: str, digits: int) -> Callable[[Group], Cell]:
     def cell(group: Group) -> Cell:
         spread = group.spread(key)
-        return EMPTY if spread is None else Cell(f"{spread.mean:,.{digits}f}", spread.mean)
+        return EMPTY if spread is None else Cell(rounded(spread.mean, digits), spread.mean)
 
     return cell
 
 
-def _printed(read: Callable[[Group], float | None], digits: int = 1, accuracy: bool = False) -> Callable[[Group], Cell]:
+def _printed(read: Callable[[Group], float | None], accuracy: bool = False) -> Callable[[Group], Cell]:
     def cell(group: Group) -> Cell:
         if group.printed is None or (accuracy and not group.same_data):
             return EMPTY
         value = read(group)
-        return EMPTY if value is None else Cell(f"{value:,.{digits}f}", value)
+        return EMPTY if value is None else Cell(f"{value:,.1f}{'%' * accuracy}", value)
 
     return cell
 
@@ -105,33 +120,38 @@ def _printed_w(group: Group) -> Cell:
 
 
 def _runs(group: Group) -> Cell:
-    done, early = len(group.finished), stopped_words(group)
-    states = [run.state for run in group.runs if not run.finished]
-    rest = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    words = ", ".join(filter(None, (f"{done} finished", early, rest)))
-    return Cell(words, done)
+    states = [run.outcome for run in group.runs]
+    counts = {state: states.count(state) for state in dict.fromkeys(("finished", *states))}
+    words = [f"{count} {state}" for state, count in counts.items() if count and state != "stopped"]
+    return Cell(", ".join(filter(None, (*words[:1], stopped_words(group), *words[1:]))), len(group.finished))
 
 
 def _epochs(group: Group) -> Cell:
-    """34; 13 of 34 where a run was stopped; 13 to 34 of 34 where runs differ."""
-    done = sorted(run.epoch for run in group.finished)
-    if not done:
-        return EMPTY
-    planned = max(run.epochs for run in group.finished)
-    words = f"{done[0]}" + (f" to {done[-1]}" if done[-1] > done[0] else "")
-    return Cell(words + (f" of {planned}" if group.stopped and planned > done[0] else ""), done[0])
+    """34; "13 of 34, stopped"; "13 to 34 of 34, 1 of 2 stopped"; of runs without a result how far they came."""
+    runs = group.finished or group.runs
+    done = sorted(run.epoch for run in runs)
+    planned = max(run.epochs for run in runs)
+    words = f"{done[0]:,}" + (f" to {done[-1]:,}" if done[-1] > done[0] else "")
+    if planned > done[0]:
+        words += f" of {planned:,}"
+    if group.stopped:
+        words += ", " + (f"{len(group.stopped)} of {len(runs)} " if len(runs) > 1 else "") + "stopped"
+    return Cell(words, done[0])
 
 
 def stopped_words(group: Group) -> str:
-    """ "of which 1 was stopped after 13 of 34 epochs by its time budget"; nothing where all ran to their last epoch."""
+    """ "1 of 2 runs stopped after 13 of 34 epochs by its time budget"; nothing where all ran to their last epoch."""
     stopped = group.stopped
     if not stopped:
         return ""
-    why = {"time": "by its time budget", "patience": "by its patience (early_stop)"}
-    last = stopped[-1]
-    after = f"after {last.epoch} of {last.epochs} epochs " if last.epochs > last.epoch else ""
-    many = "" if len(group.finished) == 1 else f"{len(stopped)} of these "
-    return f"{many}stopped {after}{why.get(last.stopped, 'early')}"
+    own = "its" if len(stopped) == 1 else "their"
+    known = {"time": f"by {own} time budget", "patience": f"by {own} patience (early_stop)"}
+    why = " or ".join(dict.fromkeys(known.get(run.stopped, "early") for run in stopped))
+    done, planned = sorted(run.epoch for run in stopped), max(run.epochs for run in stopped)
+    epochs = f"{done[0]:,}" + (f" to {done[-1]:,}" if done[-1] > done[0] else "")
+    after = f"after {epochs} of {planned:,} epochs " if planned > done[0] else ""
+    many = "" if len(group.runs) == 1 else f"{len(stopped)} of {len(group.runs)} runs "
+    return f"{many}stopped {after}{why}"
 
 
 def threads_words(groups: Sequence[Group]) -> str:
@@ -153,31 +173,31 @@ NAME = Column("experiment", "its name", lambda group: Cell(group.label, group.la
 COLUMNS = (
     NAME,
     Column(
-        "accuracy at the last epoch", "mean over the runs, 95% interval over clips and seeds; nothing was selected",
-        accuracy,
+        "accuracy at the last epoch", "mean over the runs with its 95% interval over clips and seeds", accuracy,
     ),
-    Column("epochs", "trained; fewer than planned where a run was stopped", _epochs),
-    Column("parameters of W", "input weights of all gates", _whole("params_w")),
+    Column(EPOCHS, "trained; fewer than planned where a run was stopped", _epochs),
+    Column("parameters of W", "input weights of all gates", _params_w),
     Column("ratio of W", "dense W over W: the paper's compression ratio", _times("ratio_w", 0)),
-    Column("ratio of model", "whole model, U and classifier counted", _times("ratio_model", 1)),
+    Column("ratio of the model", "the whole model, U and classifier counted", _times("ratio_model", 1)),
     Column("multiply-adds, millions", "for one clip, as executed", _millions("macs_executed")),
     Column(LATENCY, "one clip at a time, measured", _mean("latency_ms", 1)),
     Column(STEP, "one training step, measured", _mean("step_ms", 0)),
     Column(
-        "at the best epoch", "selected on the very clips it was measured on: flattering",
+        "accuracy at the best epoch", "selected on the very clips it was measured on: flattering, without an interval",
         lambda group: percent(group.spread("top1")), detail=True,
     ),
-    Column("mean of last epochs", "the paper's Avg", lambda group: percent(group.spread("avg")), detail=True),
+    Column(AVERAGE, "the paper's Avg, with its 95% interval", _with_interval("avg"), detail=True),
     Column(
-        "top-1 in the paper", "printed, of the best epoch as it seems; only beside the same data",
+        "accuracy in the paper", "printed, of the best epoch as it seems; only beside the same data",
         _printed(lambda group: group.printed.top1 if group.printed else None, accuracy=True), True, detail=True,
     ),
-    Column("W in the paper", "printed for the same layer", _printed_w, True, detail=True),
+    Column("parameters of W in the paper", "printed for the same layer", _printed_w, True, detail=True),
     Column(
-        "by the paper's order", "multiply-adds, millions, by the paper's count", _millions("macs_paper"), detail=True
+        "multiply-adds by the paper's order, millions", "for one clip, by the paper's count", _millions("macs_paper"),
+        detail=True,
     ),
     Column(
-        "printed in the paper*", "multiply-adds in millions, printed for the same layer",
+        "multiply-adds in the paper, millions*", "printed for the same layer",
         _printed(lambda group: group.printed.mflops if group.printed else None), True, detail=True,
     ),
     Column("runs", "folds and seeds", _runs, text=True, detail=True),

@@ -44,32 +44,43 @@ def setting(default: Any, meaning: str, change: str = "") -> Any:
 class Experiment:
     """Everything that decides what a run computes, apart from the data, the fold and the seed."""
 
-    name: str = setting("", "name of the experiment and of its folder below `--out`")
-    dataset: str = setting("", "UCF11, YCF, UCF50, or any other name; names a table of `defaults.toml`")
-    paper: str = setting("", "the column of the paper's tables this is, such as KCP(4,4,2)")
+    name: str = setting(
+        "", "name of the experiment and of its folder below `--out`; empty: the name of its file",
+        "to keep runs with other settings apart",
+    )  # fmt: skip
+    dataset: str = setting(
+        "", "UCF11, YCF, UCF50, or any other name; names a table of `defaults.toml`", "for the settings of that table"
+    )
+    paper: str = setting(
+        "", "the column of the paper's tables this is, such as KCP(4,4,2)", "only in files that repeat the paper"
+    )
     format: str = setting(
         DENSE,
         "format of W: `dense`, one with modes and ranks, or a recipe such as `tt:r=4`, whose modes are chosen",
-        "see `docs/choosing.md`",
+        "to compress: `docs/choosing.md` says which",
     )
     shared: bool | tuple[str, ...] = setting(
         False, "one copy of a factor for all gates: true as the paper shares, or the names of the unshared factors",
         "for three times fewer parameters of W",
     )  # fmt: skip
-    cell: str = setting("lstm", "`lstm` or `gru`")
+    cell: str = setting("lstm", "`lstm` or `gru`", "`gru` has three gates instead of four: a quarter fewer parameters")
     hidden: int = setting(256, "hidden size", "smaller for little data; its square is the size of U")
     classes: int = setting(0, "number of classes; 0: as many as the data has", "to insist on a number")
     width: int = setting(160, "width of the frames", "smaller frames train faster")
-    height: int = setting(120, "height of the frames")
+    height: int = setting(120, "height of the frames", "together with `width`")
     channels: int = setting(3, "3: colour; 1: grey", "grey where colour says nothing about the class")
     frames: int = setting(
         6,
         "frames of a sample; 0: whole clips, packed, up to the 120 frames that a store keeps",
         "more, or 0, for classes that only a longer motion tells",
     )
-    segments: int = setting(10, "parts of a validation clip whose probabilities are averaged")
+    segments: int = setting(
+        10, "parts of a validation clip whose probabilities are averaged", "fewer to validate faster, and less exactly"
+    )
     spread: bool = setting(
-        True, "samples of clips shorter than segments * frames reach over half of the clip", "false: as release 0.1"
+        True,
+        "samples of clips shorter than segments * frames reach over half of the clip",
+        "false to repeat runs of release 0.1",
     )
     normalise: str = setting(
         "pixel", "`pixel`: bytes to 0 to 1; `frame`: each frame to mean 0 and rms 1; `clip`: all its frames together",
@@ -83,21 +94,34 @@ class Experiment:
         "last", "what is classified: the `last` state, or the `mean` of all outputs", "`mean` for long clips"
     )
     dropout: float = setting(
-        0.0, "part of what is classified that is dropped", "0.3 to 0.5 where training accuracy is 100%"
+        0.0,
+        "probability with which each number that is classified is dropped in training",
+        "0.3 to 0.5 where training accuracy is 100%",
     )
     order: str = setting("auto", "order of contraction, chosen by cost if auto", "to compare orders")
     flip: bool = setting(False, "half of the training samples are mirrored", "where left and right mean the same")
-    folds: int = setting(0, "folds for cross validation; 0: as many as the store has")
+    folds: int = setting(
+        0, "folds for cross validation; 0: as many as the store has",
+        "more for few clips: each run then trains on more of them",
+    )  # fmt: skip
     fold_method: str = setting(
         "store",
-        "`group`: no recording in two folds; `random`: as the paper's may be; `talker`: no group of the same name; "
-        "`repetition`: by the number that names end in; `store`: as the store's",
+        "how clips are split: `store` as the store was; `group` keeps the clips of a recording in one fold; `talker` "
+        "those of a person, in all classes; `repetition` goes by the number that names end in; `random` by chance",
+        "`talker` to test on new people; `random`, as the paper's may be, puts like clips on both sides",
     )
-    fold_seed: int = setting(-1, "seed of the folds; negative: that of the store")
-    batch_size: int = setting(16, "clips of a training step, over all processes")
+    fold_seed: int = setting(
+        -1, "seed of the folds; negative: that of the store", "to repeat an experiment on another split"
+    )
+    batch_size: int = setting(
+        16, "clips of a training step, over all processes",
+        "smaller where memory is short; then search the learning rate again",
+    )  # fmt: skip
     epochs: int = setting(400, "passes over the training clips", "fewer for a first look")
     learning_rate: float = setting(
-        1e-3, "of Adam", "try 1e-3, 4e-3, 1.6e-2 for a compressed W: the best rate differs from format to format"
+        1e-3,
+        "step size of Adam",
+        "try 1e-3, 4e-3, 1.6e-2 for a compressed W: the best rate differs from format to format",
     )
     rates: str = setting(
         "uniform",
@@ -105,10 +129,14 @@ class Experiment:
         "`structure` for a dense W over wide inputs: it learns better, and takes the formats' rates",
     )
     init: str = setting(
-        "entries", "W starts with torch's rms of `entries`, or, where that is less, with its `spectral` norm"
+        "entries",
+        "W starts with torch's rms of `entries`, or, where that is less, with its `spectral` norm",
+        "to compare; see also `rates`",
     )
     weight_decay: float = setting(
-        0.0, "decoupled, as in AdamW; the paper does not say which kind", "0.01 to 0.1 for little data"
+        0.0,
+        "each step shrinks the weights by `learning_rate` times this: decoupled, as in AdamW",
+        "0.01 to 0.1 for little data",
     )
     clip_norm: float = setting(0.0, "largest norm of a gradient; 0: not clipped", "1.0 for high rates")
     schedule: str = setting(
@@ -116,11 +144,20 @@ class Experiment:
     )
     precision: str = setting("float32", "`float32`, or `bfloat16` under autocast", "bfloat16 on GPUs")
     early_stop: int = setting(
-        0, "epochs without a better validation before the end; 0: off", "it selects on the validation clips"
+        0,
+        "epochs without a better validation before the end; 0: off",
+        "for a quick look: it selects on the validation clips",
     )
-    eval_every: int = setting(1, "epochs between validations; the last is always validated")
-    max_seconds: float = setting(0.0, "of training steps; 0: no limit", "reports draw a run that was cut short hollow")
-    checkpoint_seconds: float = setting(60.0, "between checkpoints")
+    eval_every: int = setting(
+        1,
+        "epochs between validations; the last is always validated",
+        "more where validation takes longer than training",
+    )
+    max_seconds: float = setting(
+        0.0, "most seconds of training steps; 0: no limit",
+        "to give every run the same time; reports draw a run that it cuts short hollow",
+    )  # fmt: skip
+    checkpoint_seconds: float = setting(60.0, "seconds between checkpoints", "longer where the disk is slow")
     sparse_from: float = setting(
         0.1,
         "of a doped format: part of the training in which its sparse matrix S is dense",
@@ -138,7 +175,7 @@ class Experiment:
         "`sparse_at`",
         "0 where the training is short",
     )
-    workers: int = setting(1, "threads that read ahead")
+    workers: int = setting(1, "threads that read ahead; 0: none", "more where training waits for the store")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before any data is read."""

@@ -40,7 +40,7 @@ def deviations(experiment: Experiment, progress: Progress | None = None) -> list
     epochs = 400 if setting is None else setting.epochs
     decay = DECAY if e.dataset in DECAYED and e.format != DENSE else 0.0
     if setting is None:
-        found.append(f"data set: {e.dataset or 'the user' + chr(39) + 's'}, which is not in the paper")
+        found.append(f"data set: {e.dataset or 'your own'}, which is not in the paper")
     for name, paper in (("epochs", epochs), ("learning_rate", 1e-3), ("weight_decay", decay), ("folds", 5)):
         if getattr(e, name) != paper and not (name == "folds" and e.folds == 0):  # 0: not settled yet
             found.append(f"{name} {getattr(e, name):g} instead of {paper:g}")

@@ -96,6 +96,6 @@ def check_classes(experiment: Experiment, store: Store) -> None:
     found = len(store.classes)
     if experiment.classes not in (0, found):
         raise DataError(
-            f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes} "
-            f"({experiment.dataset}); --set classes=0 takes what the data has"
+            f"{store.root}: has {found} classes, experiment {experiment.name!r} expects {experiment.classes}"
+            f"{experiment.dataset and f' ({experiment.dataset})'}; --set classes=0 takes what the data has"
         )

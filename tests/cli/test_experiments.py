@@ -145,4 +145,4 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "experiments", "settings", "--json")
     facts = json.loads(out)
     assert code == 0 and [fact["name"] for fact in facts] == [field.name for field in dataclasses.fields(Experiment)]
-    assert all(fact["meaning"] and records.parse_toml(f"x = {fact['default']}") for fact in facts)
+    assert all(fact["meaning"] and fact["change"] and records.parse_toml(f"x = {fact['default']}") for fact in facts)

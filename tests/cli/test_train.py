@@ -83,7 +83,7 @@ def test_the_advice_of_an_error_can_be_followed_in_the_same_folder(
 ) -> None:
     words = ("train", toml_file(tmp_path, epochs=1), "--data", store.root, "--out", tmp_path / "runs")
     code, _, err = call(capsys, *words, "--set", "classes=5")
-    assert code == 2 and "--set classes=0 takes what the data has" in err
+    assert code == 2 and "expects 5; --set classes=0 takes what the data has" in err
     code, out, _ = call(capsys, *words, "--set", "classes=0")
     assert code == 0 and "accuracy" in out
 
@@ -109,9 +109,26 @@ def test_train_decodes_a_folder_of_videos_itself_and_prints_the_result(
     arguments = ("train", toml_file(tmp_path, epochs=1), "--data", videos, "--out", tmp_path / "runs")
     code, out, _ = call(capsys, *arguments)
     assert code == 0 and "accuracy" in out and "whole model" in out and "kronecell predict" in out
+    assert "x fewer)" in out and "mean of the last 1 epoch " in out
     code, out, err = call(capsys, *arguments, "--json")  # finished: read, not trained again
     assert code == 0 and json.loads(out)["experiment"] == "tiny" and "was finished before" in err
     assert (tmp_path / "runs" / "stores" / "videos-32x24" / "manifest.json").is_file()
+
+
+def test_predict_says_that_the_training_of_its_model_is_not_over(
+    capsys: pytest.CaptureFixture[str],
+    store: Store,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    call(capsys, "train", toml_file(tmp_path, epochs=1), "--data", store.root, "--out", tmp_path)
+    folder, clip = tmp_path / "tiny" / "fold0-seed0", next(Path(store.manifest["root"]).rglob("*.avi"))
+    code, _, err = call(capsys, "predict", folder, clip)
+    assert code == 0 and err == ""
+    status = json.loads((folder / "status.json").read_text()) | {"state": "interrupted", "epochs": 4000}
+    (folder / "status.json").write_text(json.dumps(status))
+    code, _, err = call(capsys, "predict", folder, clip)
+    assert code == 0 and "interrupted after 1 of 4,000 epochs" in err and "best epoch so far" in err
+    assert call(capsys, "predict", folder, clip, "--quiet")[2] == ""
 
 
 @pytest.mark.slow

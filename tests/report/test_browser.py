@@ -16,7 +16,7 @@ import pytest
 
 from kronecell.report import write_report
 from kronecell.report.explore import Server, answer
-from tests.run_cases import write_mixed, write_study
+from tests.run_cases import write_mixed, write_run, write_study
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
@@ -26,6 +26,9 @@ OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--disable-default-apps", "--disable-extensions",
 )  # fmt: skip
+
+
+LONG = "ucf11-kcp442-with-a-long-name"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     write_report([write_study(folder / "study", folds=2)], folder / "study.html")
     write_report([write_mixed(folder / "mixed")], folder / "mixed.html")
-    return {name: folder / f"{name}.html" for name in ("study", "mixed")}
+    write_run(folder / "cut", "ucf11-ori", "Ori", stopped="time")
+    write_run(folder / "cut", "ucf11-tt", "TT")
+    write_run(folder / "cut", "ucf11-tt", "TT", fold=1, stopped="time")
+    write_run(folder / "cut", "ucf11-ht", "HT", state="interrupted")
+    write_run(folder / "cut", LONG, "KCP(4,4,2)")
+    write_report([folder / "cut"], folder / "cut.html")
+    return {name: folder / f"{name}.html" for name in ("study", "mixed", "cut")}
 
 
 def visit(browser: Any, url: str, width: int = 1200, dark: bool = False) -> None:
@@ -87,6 +96,10 @@ def texts(browser: Any, selector: str) -> list[str]:
     )
 
 
+def visible(browser: Any, selector: str) -> list[str]:
+    return [element.text for element in browser.find_elements("css selector", selector) if element.is_displayed()]
+
+
 CONTRAST = """
 const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
 const light = (c) => c.slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -107,6 +120,21 @@ for (const e of document.querySelectorAll(words)) {
 }
 return worst;
 """
+
+
+# What is wider than its box: a reader who does not scroll sideways misses it.
+CUT = """
+return [...document.querySelectorAll("body *")].filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1
+  && getComputedStyle(e).overflowX !== "visible").map((e) => e.className + ": " + e.textContent.slice(0, 40));
+"""
+
+
+@pytest.mark.parametrize("name", ["study", "mixed", "cut"])
+@pytest.mark.parametrize("width", [1280, 1110, 990, 620, 390, 340])
+def test_nothing_is_hidden_beside_the_screen(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    visit(browser, pages[name].as_uri(), width)
+    browser.execute_script("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    assert browser.execute_script(CUT) == []
 
 
 @pytest.mark.parametrize("name", ["study", "mixed"])
@@ -189,6 +217,75 @@ def test_axes_and_legend_react(browser: Any, pages: dict[str, Path]) -> None:
     assert browser.get_log("browser") == []
 
 
+def test_stopped_runs_are_hollow_and_named_in_both_charts(browser: Any, pages: dict[str, Path]) -> None:
+    visit(browser, pages["cut"].as_uri())
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    fills = "return [...document.querySelectorAll('circle.point')].map(e => [e.ariaLabel, getComputedStyle(e).fill])"
+    points = browser.execute_script(fills)
+    assert len(points) == 3 and all((fill == paper) == ("(stopped)" in label) for label, fill in points)
+    words = [e.text for e in browser.find_elements("css selector", "[data-chart=scatter] text")]
+    assert {"ucf11-dense (stopped)", "ucf11-tt (stopped)", LONG} <= {*words}
+    assert not visible(browser, "[data-chart=scatter] + .legend button")  # where every point has its name
+    names = texts(browser, "[data-chart=curves] + .legend button")
+    assert names == ["ucf11-ht", LONG, "ucf11-dense (stopped)", "ucf11-tt (stopped)"]
+
+
+@pytest.mark.parametrize("width", [1200, 300])
+def test_every_point_has_its_name_in_the_chart_or_in_its_legend(
+    browser: Any, pages: dict[str, Path], width: int
+) -> None:
+    visit(browser, pages["cut"].as_uri(), width)
+    labels = {e.get_attribute("aria-label").split(":")[0] for e in browser.find_elements("css selector", ".point")}
+    inside = {e.text for e in browser.find_elements("css selector", "[data-chart=scatter] text")} & labels
+    below = {*visible(browser, "[data-chart=scatter] + .legend button")}
+    assert (inside, below) == ((labels, set()) if width == 1200 else (labels - {LONG}, labels))
+
+
+OUTSIDE = """
+return [...document.querySelectorAll(".chart svg text")].filter((e) => {
+  const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
+  return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+}).map((e) => e.textContent);
+"""
+
+
+@pytest.mark.parametrize("name", ["mixed", "cut"])
+@pytest.mark.parametrize("width", [1200, 390, 320])
+def test_every_word_of_a_chart_is_inside_it(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    visit(browser, pages[name].as_uri(), width)
+    choose = "const s = document.getElementById('cost'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+    for cost in ("params_w", "params_model", "macs_executed", "macs_paper", "latency_ms"):
+        browser.execute_script(choose, cost)
+        assert browser.execute_script(OUTSIDE) == []
+
+
+# Names in the scatter that stand nearer to another point than to their own.
+ASTRAY = """
+const points = [...document.querySelectorAll("circle.point")].map((e) => [e.ariaLabel.split(":")[0], +e.getAttribute("cx"), +e.getAttribute("cy")]);
+return [...document.querySelectorAll("[data-chart=scatter] text")].filter((e) => points.some((p) => p[0] === e.textContent)).map((e) => {
+  const b = e.getBBox(), away = (p) => Math.hypot(Math.max(b.x - p[1], 0, p[1] - b.x - b.width), Math.max(b.y - p[2], 0, p[2] - b.y - b.height));
+  return [e.textContent, points.reduce((p, q) => (away(q) < away(p) ? q : p))[0]];
+}).filter(([name, nearest]) => name !== nearest);
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_no_name_stands_beside_another_point(browser: Any, tmp_path: Path, width: int) -> None:
+    for label in ("TT", "BT", "TR", "HT", "KCP(4,4,2)", "KCP(4,2,2)"):
+        path = write_run(tmp_path, f"ucf11-{label[:3].lower()}{len(label)}{label[-4:-1]}", label) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"top1_last": 0.8}))
+    write_report([tmp_path], tmp_path / "report.html")
+    visit(browser, (tmp_path / "report.html").as_uri(), width)
+    assert browser.execute_script(ASTRAY) == []
+
+
+def test_a_mean_of_fewer_runs_is_a_thin_line(browser: Any, pages: dict[str, Path]) -> None:
+    visit(browser, pages["cut"].as_uri())
+    script = "return [...document.querySelectorAll('[data-chart=curves] polyline')].map(e => [e.getAttribute('stroke'),"
+    lines = browser.execute_script(script + "e.getAttribute('stroke-width'), e.points.length])")
+    assert sorted((width, points) for _, width, points in lines) == [("1", 20), *[("2", 20)] * 3, ("2", 40)]
+
+
 def test_the_report_prints_with_everything_open(browser: Any, pages: dict[str, Path]) -> None:
     visit(browser, pages["study"].as_uri(), dark=True)
     dark = {"name": "prefers-color-scheme", "value": "dark"}
@@ -201,6 +298,14 @@ def test_the_report_prints_with_everything_open(browser: Any, pages: dict[str, P
     assert background == "rgb(255, 255, 255)" and width <= 1000  # ink on paper, nothing beyond its edge
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"]
     assert len(pdf) > 50_000
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    heights = (
+        "return [...document.querySelectorAll('.chart svg')].slice(0, 2).map(e => e.getBoundingClientRect().height)"
+    )
+    assert sum(browser.execute_script(heights)) < 500  # two charts on a page 700 high, with what is said of them
+    marks = "return [...document.querySelectorAll('.swatch')].map(e => getComputedStyle(e).printColorAdjust)"
+    assert {*browser.execute_script(marks)} == {"exact"}  # browsers print no backgrounds unless told
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
     assert all(browser.execute_script("return [...document.querySelectorAll('details')].map(d => d.open)"))
 
 
@@ -244,9 +349,11 @@ def test_explore_shows_the_librarys_numbers_as_one_types(browser: Any, server: S
     assert browser.find_elements("css selector", "#drawing svg")
     assert "tensor train" in texts(browser, "select[name=kind]")[0] and "W = " in texts(browser, "#equation")[0]
     assert browser.execute_script(INSIDE) == [True, True]
-    assert browser.execute_script(
-        "return [...document.querySelectorAll('.wide')].every(w => w.scrollWidth <= w.clientWidth)"
-    )
+    assert browser.execute_script(CUT) == []
+    assert [line.split() for line in texts(browser, "#steps tbody tr")] == [
+        [f"{cell:,}" if isinstance(cell, int) else word for cell in row for word in str(cell).split()]
+        for row in answer(fields)["steps"]
+    ]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     ratio, where = browser.execute_script(CONTRAST)
     assert ratio >= 4.5, where

@@ -43,6 +43,23 @@ def test_no_two_tensors_overlap(fmt: kc.Format) -> None:
         assert apart or abs(a.row - b.row) >= 0.45, (fmt, a, b)
 
 
+@pytest.mark.parametrize("gates", [1, 4])
+@pytest.mark.parametrize("kind", [*EXAMPLES])
+def test_no_label_covers_another_or_a_tensor(kind: str, gates: int) -> None:
+    root = ElementTree.fromstring(draw(kc.parse(EXAMPLES[kind]).plan(gates=gates), steps=False))
+    labels, boxes = [], []
+    for node in root.iter():
+        x, y = float(node.get("x", 0)), float(node.get("y", 0))
+        if node.tag == f"{SVG}text" and node.get("class") == "size":
+            half = 3.1 * len(node.text or "")
+            labels.append((x - half, y - 9, x + half, y + 2))
+        elif node.tag == f"{SVG}rect" and node.get("class") in ("factor", "end", "gatebox"):
+            boxes.append((x, y, x + float(node.get("width", 0)), y + float(node.get("height", 0))))
+    for a, b in itertools.combinations(labels + boxes, 2):
+        if a in labels:
+            assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]), (a, b)
+
+
 @pytest.mark.parametrize("kind", [*EXAMPLES])
 def test_the_list_adds_up_to_the_plan(kind: str) -> None:
     plan = kc.parse(EXAMPLES[kind]).plan("optimal", 96, gates=4)

@@ -112,6 +112,53 @@ def test_the_headline_is_the_last_epoch_with_its_interval(tmp_path: Path) -> Non
     assert group.interval is None and f"| {100 * last:.1f}% |" in markdown([group])
 
 
+def test_the_papers_accuracies_need_a_result_that_counted_the_data(tmp_path: Path) -> None:
+    write_run(tmp_path, "going", "KCP(4,4,2)", state="running")
+    (group,) = group_runs(load_runs([tmp_path])[0])
+    assert group.printed is not None and not group.same_data and "88.1" not in markdown([group])
+    write_run(tmp_path, "going", "KCP(4,4,2)", fold=1)
+    (group,) = group_runs(load_runs([tmp_path])[0])
+    assert group.same_data and "| 88.1% |" in markdown([group])
+
+
+def test_only_the_selected_accuracy_stands_without_an_interval(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", "TT")
+    (group,) = group_runs(load_runs([tmp_path])[0])
+    heads, _, cells = (line.strip("| ").split(" | ") for line in markdown([group]).splitlines()[:3])
+    ours = {head: cell for head, cell in zip(heads, cells, strict=True) if "accuracy" in head and "paper" not in head}
+    interval = re.compile(r"\d+\.\d% \(\d+\.\d to \d+\.\d\)")
+    assert [head for head, cell in ours.items() if not interval.fullmatch(cell)] == ["accuracy at the best epoch"]
+    write_report([tmp_path], tmp_path / "report.html")
+    assert "no interval holds for it" in (tmp_path / "report.html").read_text()
+
+
+def test_an_experiment_without_a_result_says_why_and_how_far_it_came(tmp_path: Path) -> None:
+    write_run(tmp_path, "cut", "TT", state="interrupted", epochs=4000)
+    text = markdown(group_runs(load_runs([tmp_path])[0]))
+    assert "| cut | none, interrupted | 2,000 of 4,000 | 11,904 |" in text and "| 1 interrupted |" in text
+    write_report([tmp_path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Without a result, and not drawn: cut." in page and "without classifier" in page
+
+
+def test_small_figures_keep_three_digits(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", "TT") / "result.json"
+    small = {"macs_executed": 117_680, "latency_ms": 0.1137, "step_ms": 2.9841, "ratio_w": 7.9448, "ratio_model": 1.0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | small))
+    text = markdown(group_runs(load_runs([tmp_path])[0]))
+    assert "| 7.94x | 1x | 0.118 | 0.114 | 2.98 |" in text
+
+
+def test_patience_is_named_and_so_is_what_it_selects_by(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", "TT", stopped="patience")
+    write_run(tmp_path, "a", "TT", fold=1, stopped="patience")
+    write_report([tmp_path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "2 of 2 runs stopped after 20 of 40 epochs by their patience (early_stop)" in page
+    assert "The setting early_stop looks at the very clips" in page and "Hollow" not in page
+    assert "2 runs: 2 stopped." in page
+
+
 def test_a_run_stopped_by_its_budget_says_so_everywhere(tmp_path: Path) -> None:
     write_run(tmp_path, "ucf11-ori", "Ori", stopped="time")
     write_run(tmp_path, "whole", "TT")

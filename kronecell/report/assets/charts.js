@@ -50,7 +50,7 @@
     return map;
   }
   function frame(box, height) {
-    const width = Math.max(280, box.clientWidth - 14);
+    const width = printing ? 1010 : Math.max(280, box.clientWidth - 14);
     const old = box.querySelector("svg");
     if (old) old.remove();
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height });
@@ -67,12 +67,16 @@
       const at = x(t), words = show.x(t);
       svg("line", { class: "grid", x1: at, x2: at, y1: f.top, y2: f.bottom }, f.root);
       if (at - last < 8 + 7 * words.length) continue;
-      text(f.root, words, { class: "tick", x: at, y: f.bottom + 17, "text-anchor": "middle" });
+      const edge = f.width - 3.6 * words.length; // a long number at the end of the axis stays inside
+      text(f.root, words, { class: "tick", x: Math.min(at, edge), y: f.bottom + 17, "text-anchor": "middle" });
       last = at;
     }
     svg("line", { class: "axis", x1: f.left, x2: f.right, y1: f.bottom, y2: f.bottom }, f.root);
     svg("line", { class: "axis", x1: f.left, x2: f.left, y1: f.top, y2: f.bottom }, f.root);
-    text(f.root, titles.x, { x: (f.left + f.right) / 2, y: f.height - 6, "text-anchor": "middle" });
+    const below = text(f.root, titles.x, { x: (f.left + f.right) / 2, y: f.height - 6, "text-anchor": "middle" });
+    const long = below.getComputedTextLength(), room = f.width - 12;
+    if (long > f.right - f.left) below.setAttribute("x", f.width / 2);
+    if (long > room) below.style.fontSize = `${(12 * room) / long}px`; // a phone: smaller, but whole
     text(f.root, titles.y, { x: 13, y: (f.top + f.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 13 ${(f.top + f.bottom) / 2})` });
   }
   function tipOf(box) {
@@ -95,27 +99,29 @@
     };
   }
   const hidden = new Set();
-  function legend(box, names, redraw) {
+  let printing = false; // paper has its own width, and two charts share a page
+  // The names of `groups` below a chart; each is drawn as in it and hides its group in all charts.
+  function legend(box, groups, mark) {
     const list = html("div", undefined, undefined, "legend");
     box.after(list);
-    names.forEach((name, i) => {
+    for (const [i, group] of data.groups.entries()) {
+      if (!groups(group)) continue;
       const button = html("button", list, undefined, "pick");
       button.type = "button";
+      button.dataset.group = i;
       button.setAttribute("aria-pressed", "true");
-      const mark = html("span", button, undefined, "swatch");
-      mark.style.background = colour(i);
-      button.append(name);
+      mark(svg("svg", { class: "mark", width: 26, height: 14, "aria-hidden": "true" }, button), i, group);
+      button.append(group.label + (group.stopped ? " (stopped)" : ""));
       button.addEventListener("click", () => {
         hidden.has(i) ? hidden.delete(i) : hidden.add(i);
-        document.querySelectorAll(".legend").forEach((other) => {
-          const twin = other.children[i];
-          if (twin) twin.setAttribute("aria-pressed", String(!hidden.has(i)));
-        });
+        document.querySelectorAll(`.pick[data-group="${i}"]`).forEach((twin) => twin.setAttribute("aria-pressed", String(!hidden.has(i))));
         all.forEach((draw) => draw());
       });
-    });
-    return redraw;
+    }
+    return list;
   }
+  const line = (parent, i) => svg("line", { x1: 0, x2: 22, y1: 7, y2: 7, stroke: colour(i), "stroke-width": 3, "stroke-dasharray": dash(i) }, parent);
+  const look = (i, stopped) => stopped ? { fill: "var(--paper)", stroke: colour(i), "stroke-width": 2.5 } : { fill: colour(i), stroke: "var(--paper)" };
   const all = [];
   const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
 
@@ -128,7 +134,7 @@
       const lines = data.groups.map((g, i) => ({ i, label: g.label, points: g.curves[key] || [] }))
         .filter((l) => l.points.length && !hidden.has(l.i));
       const usable = (v) => !log.checked || v > 0;
-      const f = frame(box, 340);
+      const f = frame(box, printing ? 225 : 340);
       const ys = lines.flatMap((l) => l.points.flatMap((p) => [p.low, p.high])).filter(usable);
       const xs = lines.flatMap((l) => l.points.map((p) => p[time]));
       if (!ys.length) { text(f.root, "nothing to show yet", { x: f.width / 2, y: 160, "text-anchor": "middle" }); return; }
@@ -142,7 +148,10 @@
           const d = pts.map((p) => `${x(p[time])},${y(p.high)}`).concat(pts.slice().reverse().map((p) => `${x(p[time])},${y(p.low)}`));
           svg("polygon", { points: d.join(" "), fill: colour(l.i), opacity: 0.16 }, f.root);
         }
-        svg("polyline", { points: pts.map((p) => `${x(p[time])},${y(p.mean)}`).join(" "), fill: "none", stroke: colour(l.i), "stroke-width": 2, "stroke-dasharray": dash(l.i) }, f.root);
+        // The mean of all runs; then, thin and apart, that of the runs which went on when others had ended.
+        const most = Math.max(...pts.map((p) => p.count)), end = pts.map((p) => p.count).lastIndexOf(most) + 1;
+        for (const [part, width] of [[pts.slice(0, end).filter((p) => p.count === most), 2], [pts.slice(end), 1]])
+          if (part.length) svg("polyline", { points: part.map((p) => `${x(p[time])},${y(p.mean)}`).join(" "), fill: "none", stroke: colour(l.i), "stroke-width": width, "stroke-dasharray": dash(l.i) }, f.root);
         if (pts.length < 25) for (const p of pts) svg("circle", { cx: x(p[time]), cy: y(p.mean), r: 2.6, fill: colour(l.i) }, f.root);
       }
       const cross = svg("line", { class: "axis", y1: f.top, y2: f.bottom, x1: -9, x2: -9, "stroke-dasharray": "3 3" }, f.root);
@@ -162,7 +171,9 @@
     }
     metric.addEventListener("change", () => { log.checked = metric.value === "loss" && log.checked; draw(); });
     base.addEventListener("change", draw); log.addEventListener("change", draw);
-    all.push(draw); legend(box, data.groups.map((g) => g.label)); draw();
+    all.push(draw);
+    legend(box, (group) => Object.values(group.curves).some((points) => points.length), line);
+    draw();
   }
 
   // Accuracy against cost --------------------------------------------------------------------------------------
@@ -170,10 +181,13 @@
   const around = (a) => ({ ...a, low: a.from ?? a.low, high: a.to ?? a.high, sure: a.from !== null });
   function scatter(box) {
     const cost = document.getElementById("cost"), log = document.getElementById("logx"), tip = tipOf(box);
+    const names = legend(box, (group) => group.accuracy, (parent, i, group) => svg("circle", { cx: 13, cy: 7, r: 5, ...look(i, group.stopped) }, parent));
     function draw() {
+      let nameless = hidden.size; // the legend is there for points without room for a name, and to show again what is hidden
       const points = data.groups.map((g, i) => ({ i, label: g.label, format: g.format, x: g.costs[cost.value], top: g.accuracy && around(g.accuracy), stopped: g.stopped }))
         .filter((p) => p.x > 0 && p.top && !hidden.has(p.i));
-      const f = frame(box, 360);
+      const f = frame(box, printing ? 245 : 360);
+      names.hidden = !nameless;
       if (!points.length) { text(f.root, "no finished run yet", { x: f.width / 2, y: 170, "text-anchor": "middle" }); return; }
       const x = scale(...extent(points.map((p) => p.x)), f.left, f.right, log.checked);
       const y = scale(...extent(points.flatMap((p) => [p.top.low, p.top.high])), f.bottom, f.top, false);
@@ -190,7 +204,7 @@
         const about = `accuracy ${percent(p.top.mean)}, ${range}, ${p.top.count === 1 ? "one run" : p.top.count + " runs"}`;
         const dot = svg("circle", {
           cx, cy, r: 7, class: p.stopped ? "point hollow" : "point", tabindex: 0, role: "img",
-          ...(p.stopped ? { fill: "var(--paper)", stroke: colour(p.i), "stroke-width": 2.5, "stroke-dasharray": "3 2" } : { fill: colour(p.i), stroke: "var(--paper)" }),
+          ...look(p.i, p.stopped),
           "aria-label": `${words}: ${about}, ${cost.selectedOptions[0].text} ${full.format(p.x)}`,
         }, f.root);
         const show = () => tip.show([{ text: p.label, bold: true }, { text: p.format }, { text: about }]
@@ -198,15 +212,19 @@
         for (const kind of ["pointerenter", "pointerdown", "focus"]) dot.addEventListener(kind, show);
         for (const kind of ["pointerleave", "blur"]) dot.addEventListener(kind, tip.hide);
         const short = words.length > 30 ? words.slice(0, 29) + "…" : words, w = 6.8 * short.length;
+        nameless++;
         for (const [dx, dy, anchor] of [[11, 4, "start"], [-11, 4, "end"], [11, -10, "start"], [11, 18, "start"], [-11, -10, "end"], [-11, 18, "end"], [11, 32, "start"], [-11, 32, "end"]]) {
           const x0 = anchor === "start" ? cx + dx : anchor === "end" ? cx + dx - w : cx - w / 2;
           const b = [x0, cy + dy - 11, x0 + w, cy + dy + 3];
-          if (clash(b)) continue;
+          const away = (q) => Math.hypot(Math.max(b[0] - x(q.x), 0, x(q.x) - b[2]), Math.max(b[1] - y(q.top.mean), 0, y(q.top.mean) - b[3]));
+          if (clash(b) || points.some((q) => q !== p && away(q) <= away(p))) continue; // nor beside another point
+          nameless--;
           taken.push(b);
           text(f.root, short, { x: cx + dx, y: cy + dy, "text-anchor": anchor });
           break;
         }
       }
+      names.hidden = !nameless;
     }
     cost.addEventListener("change", draw); log.addEventListener("change", draw);
     all.push(draw); draw();
@@ -217,17 +235,19 @@
     const tip = tipOf(box), parts = ["W", "U", "bias", "classifier", "other"];
     function draw() {
       const groups = data.groups.filter((g) => Object.keys(g.parameters).length);
-      const line = 46, f = frame(box, groups.length * line + 12);
+      const line = printing ? 34 : 46, thick = printing ? 11 : 18, f = frame(box, groups.length * line + 12);
       const sum = (g) => Object.values(g.parameters).reduce((a, b) => a + b, 0), largest = Math.max(...groups.map(sum));
       groups.forEach((g, n) => {
         const total = sum(g), top = n * line + 4;
-        text(f.root, `${g.label}: ${full.format(total)}`, { x: 2, y: top + 12 });
+        const above = text(f.root, `${g.label}: ${g.total}`, { x: 2, y: top + 12 });
+        for (let name = g.label; name.length > 4 && above.getComputedTextLength() > f.width - 4; )
+          above.textContent = `${(name = name.slice(0, -1))}…: ${g.total}`;
         let at = 0;
         parts.forEach((part, i) => {
           const value = g.parameters[part];
           if (!value || value < 0) return;
           const w = (value / largest) * f.width;  // one scale for all: lengths compare
-          const r = svg("rect", { x: at, y: top + 18, width: Math.max(w, 0.5), height: 18, fill: `var(--p${i})`, class: "bar" }, f.root);
+          const r = svg("rect", { x: at, y: top + 18, width: Math.max(w, 0.5), height: thick, fill: `var(--p${i})`, class: "bar" }, f.root);
           const show = (event) => tip.show([{ text: g.label, bold: true }, { colour: `var(--p${i})`, text: `${part}: ${full.format(value)} of ${full.format(total)} parameters, ${((100 * value) / total).toFixed(2)}%` }], event.clientX - box.getBoundingClientRect().left, top + 30);
           r.addEventListener("pointermove", show); r.addEventListener("pointerdown", show); r.addEventListener("pointerleave", tip.hide);
           at += w;
@@ -276,5 +296,10 @@
     clearTimeout(wait);
     wait = setTimeout(() => all.forEach((draw) => draw()), 80);
   });
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+  window.addEventListener("beforeprint", () => {
+    printing = true;
+    document.querySelectorAll("details").forEach((d) => { d.open = true; });
+    all.forEach((draw) => draw());
+  });
+  window.addEventListener("afterprint", () => { printing = false; all.forEach((draw) => draw()); });
 })();

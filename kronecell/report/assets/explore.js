@@ -28,7 +28,7 @@
         const place = row.insertCell();
         place.textContent = cell;
         place.dataset.label = body.parentElement.tHead.rows[0].cells[i].textContent; // shown on a phone
-        if (i === 0) place.className = "text";
+        place.className = body.parentElement.tHead.rows[0].cells[i].className;
       });
       if (line.chosen) row.className = "chosen";
     }
@@ -86,7 +86,7 @@
     })));
     fill(form.order, Object.keys(count.orders).map((name) => [name, name]), reply.order);
     byId("order-name").textContent = reply.order;
-    byId("plan").textContent = reply.plan;
+    rows(byId("steps").tBodies[0], reply.steps.map(([step, pair, legs, macs, when]) => ({ cells: [step, pair, legs, show.format(macs), when] })));
     byId("python").textContent = reply.python;
     byId("command").textContent = reply.command;
     byId("drawing").innerHTML = reply.drawing; // made by the library, every name escaped

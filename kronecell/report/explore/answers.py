@@ -20,7 +20,7 @@ from kronecell.formats.recipes import ONE_MODE
 from kronecell.nn.linear import TensorLinear
 from kronecell.ops.choose import Product, candidates, prices
 from kronecell.ops.tune import choices
-from kronecell.report.drawing import draw
+from kronecell.report.drawing import draw, step_rows
 
 LARGEST = {"M": 10**8, "N": 10**8, "rows": 10**6, "gates": 16, "rank": 10_000}
 MOST_ELEMENTS = 10**13  # of the dense matrices
@@ -120,7 +120,7 @@ def answer(fields: Mapping[str, str]) -> dict[str, Any]:
         "order": question.order,
         "m": [*question.m],
         "n": [*question.n],
-        "plan": str(plan),
+        "steps": [[*row] for row in step_rows(plan)],
         "drawing": draw(plan, steps=False),
         "predicted": _predicted(question),
         "modes": [{"m": [*m], "n": [*n]} for m, n in question.choices[:12]],
