@@ -10,7 +10,8 @@ that the structure leaves. Sizes are those that fill a budget of bytes, with ind
 integers, rounded after training: 6 bits, and 4 for entries of a sparse part. Learning rate, and the share of bytes of a
 sparse part (or the bits of a pruned matrix), are chosen for every variant on validation data, by trainings as long as
 those that count: at 10 times fewer bytes for 5 and 10 times, at 40 for 20 and 40. Test data are read once a run, at its
-end. Latency of a pruned network is that of a doped one whose structure is a column of zeros.
+end. Variants that are "aware" compute with rounded weights of 5 bits in the last 30% of their training, as kc.finetune
+does. Latency of a pruned network is that of a doped one whose structure is a column of zeros.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ NUMBERS = {  # what values may be; the first is tried at all rates
 MAIN = ("lowrank", "pruned", "doped lowrank")  # at all ratios, with all seeds
 OTHERS = ("kp", "doped kp", "tt", "doped tt", "kcp", "doped kcp", "tr", "doped tr", "hybrid lowrank")
 DROPOUT = "doped lowrank, dropout"
+AWARE = ("lowrank, aware", "doped lowrank, aware")  # trained with rounded weights at last
 SCRATCH = ("dense", "lowrank", "pruned", "doped lowrank", DROPOUT, "kp", "doped kp", "doped kp, dropout")
 Key = tuple[str, str, str, str, float, int]  # task, start, variant, mode, ratio, seed
 QUICK = ("dense", *MAIN, "hybrid lowrank", DROPOUT)
@@ -79,6 +81,7 @@ def runs() -> Iterator[Key]:
     for task in first:
         yield from each(task, OTHERS, ("integers",), 10, (0,))
     yield from each("text", (DROPOUT, "doped kp, dropout", "doped lowrank, blocks"), ("integers",), 10, (0,))
+    yield from each("text", AWARE, ("integers",), 10, (0, 1, 2))
     yield from each("digits, GRU", MAIN, ("integers",), 10, (0, 1, 2))
     for seed in (0, 1, 2):
         yield from (("digits", "scratch", variant, "float32", 10, seed) for variant in SCRATCH)
@@ -180,9 +183,12 @@ class Work:
         """One network from its start to the test data."""
         name, start, variant, mode, ratio, seed = key
         task, data = self.tasks[name], self.data(name)
-        # Dropout changes how S is trained, not how large anything is: its settings are those without.
-        alone = variant.removesuffix(", dropout")
-        rate, numbers, share = self.chosen(name, alone, mode, 10 if ratio <= 10 else 40)
+        # What changes in training alone has the settings of the variant without it.
+        rate, numbers, share = self.chosen(
+            name, variant.partition(", d")[0].partition(", a")[0], mode, 10 if ratio <= 10 else 40
+        )
+        if ", aware" in variant:
+            numbers = Numbers(5, min(5, numbers.entries))
         if start == "dense":
             dense, steps, batch = self.start(name, seed), task.more, task.more_batch
         else:
@@ -218,8 +224,12 @@ def trained(batches: Iterator[Any], data: Any, model: Any, made: Variant | None,
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        if made is not None and (more := made.more_parameters(step / steps)):
+            optimizer.add_param_group({"params": more})
         optimizer.zero_grad(set_to_none=True)
-        data.loss(model.train(), next(batches)).backward()
+        (
+            data.loss(model.train(), next(batches)) if made is None else made.loss(data, next(batches), step / steps)
+        ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if made is not None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import kronecell as kc
 from benchmarks.doped_data import Network, Task
 from kronecell.formats.modes import factorize
 from kronecell.formats.places import largest_places
 from kronecell.formats.recipes import recipe_modes
+from kronecell.nn.aware import Rounding
 from kronecell.nn.quantize import SMALL
 from kronecell.nn.quantized import QuantizedFactor
 from kronecell.nn.sparse import SparseMatrix
@@ -26,6 +28,7 @@ FIT = {"sweeps": 2, "joint": False, "starts": 0}  # more would be lost in traini
 # Parts of the training after which places stay. What is doped loses its entries early: while S says all that the
 # structure leaves, the structure learns nothing; on validation data of the text 5 to 15% were best, 45% lost 0.5%.
 PRUNED_AT, DOPED_AT = 0.45, 0.1
+AWARE_FROM = 0.7  # of the training, for variants that compute with rounded weights at last
 ROW_INDEX = 2  # bytes of the number of a dense row in a hybrid
 
 
@@ -139,6 +142,7 @@ class Variant:
         self.name, self.numbers, self.gates = name, numbers, gates
         self.masks: Masks | None = None
         self.sparsity: Any = None
+        self.rounding: Rounding | None = None
         widths = (M, N)
         budgets = [4 * gates * width * N / ratio for width in widths]
         if name in ("dense", "pruned"):
@@ -195,14 +199,32 @@ class Variant:
         if self.sparsity is not None:
             self.sparsity.step(optimizer)
 
+    @property
+    def bits(self) -> dict[str, int]:
+        """Of every matrix, as kc.quantize takes them."""
+        return {"*": self.numbers.bits} | ({"*.sparse": self.numbers.entries} if self.name.startswith("doped") else {})
+
+    def loss(self, data: Any, batch: Any, done: float) -> Tensor:
+        """Of one batch after a part of the training; a variant that is aware computes with rounded weights at last."""
+        if ", aware" not in self.name or done < AWARE_FROM:
+            return data.loss(self.model.train(), batch)
+        assert self.rounding is not None
+        weights = self.rounding.weights(self.model.train())
+        return data.loss(lambda x: functional_call(self.model, weights, (x,)), batch)
+
+    def more_parameters(self, done: float) -> list[nn.Parameter]:
+        """Scales, which learn from the moment on at which weights are rounded."""
+        if ", aware" not in self.name or done < AWARE_FROM or self.rounding is not None:
+            return []
+        self.rounding = Rounding(self.model, self.bits)
+        return [*self.rounding.parameters()]
+
     def finished(self) -> tuple[Network, int]:
         """What is evaluated, with the bytes of W and U: in float32, or with integers for values."""
         if self.numbers == FLOATS:
             return self.model.eval(), self._float_bytes()
         if self.masks is None:
-            bits: dict[str, int] = {"*": self.numbers.bits}
-            bits |= {"*.sparse": self.numbers.entries} if self.name.startswith("doped") else {}
-            small = kc.quantize(self.model, bits)
+            small = kc.quantize(self.model, self.bits) if self.rounding is None else self.rounding.quantized(self.model)
             return small, bytes_of_weights(small.rnn)
         return self._masked_integers()
 
