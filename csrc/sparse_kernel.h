@@ -130,7 +130,9 @@ APART void windows_row(const Sparse& s, const float* x, float* to) {
     const Windows& w = *s.windows;
     const float* values = w.values;
     for (long b = 0, o = 0; b < w.bundles; b++, o += Windows::OUTPUTS) {
-        float sums[Windows::OUTPUTS] = {0};
+        alignas(64) float sums[Windows::OUTPUTS];
+        UNROLL(6)
+        for (int g = 0; g < Windows::GROUPS; g++) *(vec*)(sums + g * LANES) = (vec){0};
         const uint32_t* at = w.at + (values - w.values);
         for (long e = 0; e < w.left[b]; e++)
             sums[at[e] % (1 << Windows::LANE_BITS)] += values[e] * x[at[e] >> Windows::LANE_BITS];
@@ -149,16 +151,20 @@ APART void windows_rows(const Sparse& s, const float* x, long x_row, float* to, 
     float *lines = memory, *sums = lines + s.inputs * LANES;
     lines_of(x, x_row, rows, s.inputs, lines);
     const auto line = [&](long e) { return *(const vec*)(lines + (w.at[e] >> Windows::LANE_BITS) * LANES); };
+    const auto sum_of = [&](long e) { return (vec*)(sums + w.at[e] % (1 << Windows::LANE_BITS) * LANES); };
     const int32_t* ends = w.ends;
     for (long b = 0, o = 0, first = 0; b < w.bundles; b++, o += Windows::OUTPUTS, ends += Windows::OUTPUTS) {
         const long some = s.outputs - o < Windows::OUTPUTS ? s.outputs - o : Windows::OUTPUTS;
         memset(sums, 0, sizeof(float) * some * LANES);
         for (const long last = first + w.left[b]; first < last; first++)
-            *(vec*)(sums + w.at[first] % (1 << Windows::LANE_BITS) * LANES) += w.values[first] * line(first);
-        for (long i = 0, e = first; i < some; i++) {
-            vec sum = *(const vec*)(sums + i * LANES);
-            for (const long last = first + ends[i]; e < last; e++) sum += w.ordered[e] * line(e);
-            *(vec*)(sums + i * LANES) = sum;
+            *sum_of(first) += w.values[first] * line(first);
+        for (long i = 0, e = first; i < Windows::OUTPUTS; i++) {
+            const long last = first + ends[i];
+            if (e == last) continue;
+            vec* to_sum = sum_of(e);
+            vec sum = *to_sum;
+            for (; e < last; e++) sum += w.ordered[e] * line(e);
+            *to_sum = sum;
         }
         first += ends[Windows::OUTPUTS - 1];
         add_lines(sums, some, to + o, to_row, rows);

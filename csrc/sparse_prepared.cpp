@@ -1,12 +1,15 @@
 // sparse_prepared: a sparse matrix in the order in which the kernels multiply it, once for many calls.
 #include "sparse_border.h"
 
+#define KERNEL_FILE "sparse_sound_kernel.h"
+#include "widths.h"
+
 namespace kronecell {
 
 constexpr int32_t MAGIC = 0x7370636b, VERSION = 1;
-constexpr long LINE = 16;  // words of a line of the cache, in which every part begins
+constexpr long WORDS = 16;  // of a line of the cache, in which every part begins
 
-static long lines(long words) { return (words + LINE - 1) / LINE * LINE; }
+static long lines(long words) { return (words + WORDS - 1) / WORDS * WORDS; }
 
 PreparedLayout::PreparedLayout(long outputs, long inputs, long count, long block) {
     const int width = register_width();
@@ -31,7 +34,7 @@ PreparedLayout::PreparedLayout(long outputs, long inputs, long count, long block
     at = lines(ends + bundles * Windows::OUTPUTS);
     ordered = lines(at + entries);
     values = lines(ordered + entries);
-    words = lines(values + entries) + LINE;  // the last values are read as a whole register
+    words = lines(values + entries) + WORDS;  // the last values are read as a whole register
     const int32_t facts[] = {MAGIC, VERSION, width, static_cast<int32_t>(outputs), static_cast<int32_t>(inputs),
                              static_cast<int32_t>(count), static_cast<int32_t>(block), static_cast<int32_t>(stride), narrow};
     std::copy(std::begin(facts), std::end(facts), header);
@@ -95,11 +98,15 @@ class Maker {
         left_[number] = static_cast<int32_t>(untaken_.size());
         for (const auto& [at, value] : untaken_) *at_++ = at, *values_++ = *ordered_++ = value;
         for (const auto& entry : taken_) *values_++ = entry.second;
-        const auto output = [](const auto& entry) { return entry.first % (1u << Windows::LANE_BITS); };
-        std::stable_sort(taken_.begin(), taken_.end(), [&](const auto& a, const auto& b) { return output(a) < output(b); });
-        for (const auto& [at, value] : taken_) *at_++ = at, *ordered_++ = value;
-        for (const auto& entry : taken_) ends_[first + output(entry)]++;
-        for (long i = 1; i < Windows::OUTPUTS; i++) ends_[first + i] += ends_[first + i - 1];
+        // By output, and outputs by their number of entries: a loop over as many entries as before is predicted.
+        std::array<std::vector<std::pair<uint32_t, float>>, Windows::OUTPUTS> outputs;
+        for (const auto& entry : taken_) outputs[entry.first % (1u << Windows::LANE_BITS)].push_back(entry);
+        std::stable_sort(outputs.begin(), outputs.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+        int32_t end = 0;
+        for (const auto& output : outputs) {
+            for (const auto& [at, value] : output) *at_++ = at, *ordered_++ = value, end++;
+            *ends_++ = end;
+        }
     }
 
     // The lanes of a group that have an entry in turn t; what is past it stays without a turn.
@@ -196,37 +203,6 @@ SparseBack::SparseBack(const char* op, const Tensor& values, const Tensor& place
     sparse = Sparse{inputs, outputs, s.count * s.block, 1, values_.get(), places_.get(), starts_.data(), nullptr};
 }
 
-// Whether what the kernels follow stays inside.
-static bool is_sound(const Windows& w, long entries, long outputs, long inputs, bool many_rows) {
-    for (long b = 0, e = 0; b < w.bundles; b++) {
-        const long lanes = std::min<long>(Windows::OUTPUTS, outputs - b * Windows::OUTPUTS);
-        if (w.left[b] < 0 || w.left[b] > entries - e) return false;
-        long taken = 0;
-        const uint16_t* masks = w.masks + b * w.turns * Windows::MASKS;
-        for (long t = 0; t < w.turns; t++, masks += Windows::MASKS) {
-            uint64_t four[2];
-            std::copy_n(reinterpret_cast<const char*>(masks), sizeof four, reinterpret_cast<char*>(four));
-            if (four[1] >> 32) return false;
-            taken += __builtin_popcountll(four[0]) + __builtin_popcountll(four[1]);
-        }
-        if (taken > entries - e - w.left[b]) return false;
-        const long last = e + w.left[b] + (many_rows ? taken : 0);
-        uint32_t most = 0, lane = 0;
-        for (long i = e; i < last; i++) {
-            most = std::max(most, w.at[i]);
-            lane = std::max(lane, w.at[i] % (1u << Windows::LANE_BITS));
-        }
-        if (last > e && (lane >= lanes || most >> Windows::LANE_BITS >= inputs)) return false;
-        const int32_t* ends = w.ends + b * Windows::OUTPUTS;
-        for (long i = 0; many_rows && i < Windows::OUTPUTS; i++)
-            if (ends[i] < (i ? ends[i - 1] : 0)) return false;
-        if (ends[Windows::OUTPUTS - 1] != taken) return false;
-        e += w.left[b] + taken;
-        if (b + 1 == w.bundles && e != entries) return false;
-    }
-    return true;
-}
-
 SparseForward::SparseForward(const char* op, const Tensor& values, const Tensor& places, const std::optional<Tensor>& prepared,
                              long outputs, long inputs, long rows) {
     if (prepared && prepared->numel()) {
@@ -244,7 +220,7 @@ SparseForward::SparseForward(const char* op, const Tensor& values, const Tensor&
                             "kronecell::", op, ": expected prepared to be of ", values.size(0), " blocks of ", values.size(1),
                             " in a matrix of ", outputs, " x ", inputs, ", and it is of another one");
             windows_ = layout.windows(memory);
-            STD_TORCH_CHECK(is_sound(windows_, layout.entries, outputs, inputs, rows >= MANY_ROWS_OF_WINDOWS), "kronecell::", op,
+            STD_TORCH_CHECK(CALL(windows_are_sound, windows_, layout.entries, outputs, inputs, rows >= MANY_ROWS_OF_WINDOWS), "kronecell::", op,
                             ": prepared is damaged: its entries do not add up, or lead out of the matrix");
             sparse = Sparse{outputs, inputs, values.size(0), values.size(1), nullptr, nullptr, nullptr, &windows_};
             return;

@@ -211,19 +211,16 @@ class TensorLinear(nn.Module):
     def _frozen_product(self, x: Tensor, bias: Tensor | None, rows: int) -> Tensor:
         if rows <= FEW_ROWS and self.frozen_few:
             weight: list[Tensor] = [self._buffers[name] for name in self.frozen_few]  # type: ignore[misc]
+            if self.sparse is not None and len(weight) > 1:
+                weight += [*self.sparse.stored(), self._buffers["frozen_sparse"]]  # type: ignore[list-item]
             if is_few(x, weight):
-                y = few_rows_product(x, weight, self.gates, bias)
-                return y if self.sparse is None or len(weight) == 1 else self._with_sparse(x, y)
+                return few_rows_product(x, weight, self.gates, bias)
         number, plan = self._frozen_plan(rows)
         if self.is_dense(plan):
             return self._dense_product(x, self.get_buffer("frozen_dense"), bias)
         operands = [self.get_buffer(f"frozen_{number}_{step}") for step in range(operand_count(plan))]
         y = apply(plan, x, operands, bias)
-        return y if self.sparse is None else self._with_sparse(x, y)
-
-    def _with_sparse(self, x: Tensor, y: Tensor) -> Tensor:
-        assert self.sparse is not None
-        return self.sparse.add(x, y, prepared=self.get_buffer("frozen_sparse"))
+        return y if self.sparse is None else self.sparse.add(x, y, prepared=self.get_buffer("frozen_sparse"))
 
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; a frozen layer refuses to train."""
