@@ -25,10 +25,10 @@ struct Windows {
     const uint32_t* indices;  // (bundles, turns, LANES)
     const uint16_t* masks;    // (bundles, turns, MASKS): lanes that have an entry
     const int32_t* left;      // (bundles): entries without a turn
-    const int32_t* ends;      // (bundles, OUTPUTS): entries with a turn of the outputs up to this one, those with few first
-    const uint32_t* at;       // of each entry, in the order of `ends`: output in its bundle and, from LANE_BITS on, input
+    const int32_t* ends;      // (bundles, OUTPUTS): entries with a turn of all outputs up to this one
+    const uint32_t* at;       // of each entry, by output: output in its bundle and, from LANE_BITS on, input
     const float* values;      // of each entry, by turn
-    const float* ordered;     // the same in the order of `ends`
+    const float* ordered;     // the same by output
 
     // Where window t begins; the last ones are moved back into x.
     long begin(long t, long inputs) const {

@@ -17,20 +17,21 @@ APART void lines_of(const float* x, long x_row, long rows, long columns, float* 
     }
 }
 
-// Transposed back and added to `to`.
+// Transposed back and added to `to`. Some registers of each row together: rows may lie a multiple of 4 KB apart, which the
+// cache does not like.
 APART void add_lines(const float* lines, long columns, float* to, long to_row, long rows) {
-    for (long o = 0; o < columns; o += LANES) {
-        const long some = columns - o < LANES ? columns - o : LANES;
-        float tile[LANES * LANES];
-        if (some == LANES)
-            transpose_registers(lines + o * LANES, LANES, tile, LANES);
-        else
-            for (long i = 0; i < some; i++)
-                for (long r = 0; r < rows; r++) tile[r * LANES + i] = lines[(o + i) * LANES + r];
-        for (long r = 0; r < rows; r++) {
-            float* at = to + r * to_row + o;
-            store_some(at, load_some(at, some) + load_some(tile + r * LANES, some), some);
-        }
+    constexpr long WIDE = 6 * LANES;
+    alignas(64) float tile[LANES * WIDE];
+    for (long o = 0; o < columns; o += WIDE, lines += WIDE * LANES, to += WIDE) {
+        const long wide = columns - o < WIDE ? columns - o : WIDE, whole = wide / LANES * LANES;
+        for (long i = 0; i < whole; i += LANES) transpose_registers(lines + i * LANES, LANES, tile + i, WIDE);
+        for (long i = whole; i < wide; i++)
+            for (long r = 0; r < rows; r++) tile[r * WIDE + i] = lines[i * LANES + r];
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < wide; i += LANES) {
+                float* at = to + r * to_row + i;
+                store_some(at, load_some(at, wide - i) + load_some(tile + r * WIDE + i, wide - i), wide - i);
+            }
     }
 }
 
@@ -151,20 +152,16 @@ APART void windows_rows(const Sparse& s, const float* x, long x_row, float* to, 
     float *lines = memory, *sums = lines + s.inputs * LANES;
     lines_of(x, x_row, rows, s.inputs, lines);
     const auto line = [&](long e) { return *(const vec*)(lines + (w.at[e] >> Windows::LANE_BITS) * LANES); };
-    const auto sum_of = [&](long e) { return (vec*)(sums + w.at[e] % (1 << Windows::LANE_BITS) * LANES); };
     const int32_t* ends = w.ends;
     for (long b = 0, o = 0, first = 0; b < w.bundles; b++, o += Windows::OUTPUTS, ends += Windows::OUTPUTS) {
         const long some = s.outputs - o < Windows::OUTPUTS ? s.outputs - o : Windows::OUTPUTS;
         memset(sums, 0, sizeof(float) * some * LANES);
         for (const long last = first + w.left[b]; first < last; first++)
-            *sum_of(first) += w.values[first] * line(first);
-        for (long i = 0, e = first; i < Windows::OUTPUTS; i++) {
-            const long last = first + ends[i];
-            if (e == last) continue;
-            vec* to_sum = sum_of(e);
-            vec sum = *to_sum;
-            for (; e < last; e++) sum += w.ordered[e] * line(e);
-            *to_sum = sum;
+            *(vec*)(sums + w.at[first] % (1 << Windows::LANE_BITS) * LANES) += w.values[first] * line(first);
+        for (long i = 0, e = first; i < some; i++) {
+            vec sum = *(const vec*)(sums + i * LANES);
+            for (const long last = first + ends[i]; e < last; e++) sum += w.ordered[e] * line(e);
+            *(vec*)(sums + i * LANES) = sum;
         }
         first += ends[Windows::OUTPUTS - 1];
         add_lines(sums, some, to + o, to_row, rows);

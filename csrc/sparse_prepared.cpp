@@ -98,15 +98,11 @@ class Maker {
         left_[number] = static_cast<int32_t>(untaken_.size());
         for (const auto& [at, value] : untaken_) *at_++ = at, *values_++ = *ordered_++ = value;
         for (const auto& entry : taken_) *values_++ = entry.second;
-        // By output, and outputs by their number of entries: a loop over as many entries as before is predicted.
-        std::array<std::vector<std::pair<uint32_t, float>>, Windows::OUTPUTS> outputs;
-        for (const auto& entry : taken_) outputs[entry.first % (1u << Windows::LANE_BITS)].push_back(entry);
-        std::stable_sort(outputs.begin(), outputs.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-        int32_t end = 0;
-        for (const auto& output : outputs) {
-            for (const auto& [at, value] : output) *at_++ = at, *ordered_++ = value, end++;
-            *ends_++ = end;
-        }
+        const auto output = [](const auto& entry) { return entry.first % (1u << Windows::LANE_BITS); };
+        std::stable_sort(taken_.begin(), taken_.end(), [&](const auto& a, const auto& b) { return output(a) < output(b); });
+        for (const auto& [at, value] : taken_) *at_++ = at, *ordered_++ = value, ends_[at % (1u << Windows::LANE_BITS)]++;
+        for (long i = 1; i < Windows::OUTPUTS; i++) ends_[i] += ends_[i - 1];
+        ends_ += Windows::OUTPUTS;
     }
 
     // The lanes of a group that have an entry in turn t; what is past it stays without a turn.

@@ -11,7 +11,7 @@ INLINE bool places_are_sound(const uint32_t* at, long first, long last, long out
     return first == last || (lane < outputs && most >> Windows::LANE_BITS < inputs);
 }
 
-// `many`: rows are transposed, and also read the entries by output.
+// With `many` rows, entries are also read by output.
 bool windows_are_sound(const Windows& w, long entries, long outputs, long inputs, bool many) {
     const uint16_t* masks = w.masks;
     const int32_t* ends = w.ends;
@@ -27,7 +27,8 @@ bool windows_are_sound(const Windows& w, long entries, long outputs, long inputs
             beyond |= (long)(two >> 32);  // masks without a group
         }
         if (taken != all || beyond) return false;
-        if (!places_are_sound(w.at, e, e + left + (many ? all : 0), outputs, inputs)) return false;
+        const long some = outputs < Windows::OUTPUTS ? outputs : Windows::OUTPUTS;
+        if (!places_are_sound(w.at, e, e + left + (many ? all : 0), some, inputs)) return false;
         if (many) {
             bool ascend = ends[0] >= 0;
             for (long i = 1; i < Windows::OUTPUTS; i++) ascend &= ends[i] >= ends[i - 1];

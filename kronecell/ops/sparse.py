@@ -5,9 +5,9 @@ places     (count,), int64, ascending: block number p of S holds outputs p // in
            p % inputs.
 
 prepared   what sparse_prepared makes of values and places for the kernels of this processor, int32 numbers that only
-           they read: products of one row then take a quarter of the time. Whoever holds it answers for its values, which
-           are a copy. It is empty where S is multiplied as it is stored, and ignored by a processor with registers of
-           another width.
+           they read: a product of one row then takes a quarter of the time. It has a copy of the values, so it is for
+           a matrix that stays as it is. It is empty where S is multiplied as it is stored, and ignored by a processor
+           with registers of another width.
 
 The gradient is to the values alone: what is not stored has none. The compiled kernels are in csrc/sparse.cpp; the
 recurrences take the same tensors after In and Out.
@@ -94,7 +94,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradient(ctx: Any, upstream: Tensor) -> tuple[Optional, ...]:
     x, values, places = ctx.saved_tensors
-    of_x, of_values, _, _, of_start, *rest = ctx.needs_input_grad  # torch leaves out what is the default
+    of_x, of_values, _, _, of_start, *rest = ctx.needs_input_grad  # torch leaves out an argument that is the default
     return (
         sparse_back(upstream, values, places, x.shape[1]) if of_x else None,
         sparse_gradient(upstream, x, places, values.shape[1]) if of_values else None,
@@ -114,7 +114,8 @@ sparse_gradient = operator(
     _gradient_fake,
 )
 sparse_linear = operator(
-    "sparse_linear(Tensor x, Tensor values, Tensor places, int outputs, Tensor? start, Tensor? prepared=None) -> Tensor",
+    "sparse_linear(Tensor x, Tensor values, Tensor places, int outputs, Tensor? start, Tensor? prepared=None)"
+    " -> Tensor",
     _linear_reference,
     _linear_fake,
     setup=_setup,
