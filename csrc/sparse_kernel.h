@@ -135,8 +135,10 @@ APART void windows_row(const Sparse& s, const float* x, float* to) {
         UNROLL(6)
         for (int g = 0; g < Windows::GROUPS; g++) *(vec*)(sums + g * LANES) = (vec){0};
         const uint32_t* at = w.at + (values - w.values);
-        for (long e = 0; e < w.left[b]; e++)
-            sums[at[e] % (1 << Windows::LANE_BITS)] += values[e] * x[at[e] >> Windows::LANE_BITS];
+        for (long e = 0; e < w.left[b]; e++) {
+            float* sum = sums + at[e] % (1 << Windows::LANE_BITS);
+            *sum = __builtin_fmaf(values[e], x[at[e] >> Windows::LANE_BITS], *sum);
+        }
         values += w.left[b];
         values = w.narrow ? window_sums<true>(w, b, s.inputs, x, values, sums) : window_sums<false>(w, b, s.inputs, x, values, sums);
         for (long i = 0; i < Windows::OUTPUTS && o + i < s.outputs; i += LANES) {
@@ -151,17 +153,20 @@ APART void windows_rows(const Sparse& s, const float* x, long x_row, float* to, 
     const Windows& w = *s.windows;
     float *lines = memory, *sums = lines + s.inputs * LANES;
     lines_of(x, x_row, rows, s.inputs, lines);
-    const auto line = [&](long e) { return *(const vec*)(lines + (w.at[e] >> Windows::LANE_BITS) * LANES); };
+    const auto line = [&](long e) { return _mm512_loadu_ps(lines + (w.at[e] >> Windows::LANE_BITS) * LANES); };
     const int32_t* ends = w.ends;
     for (long b = 0, o = 0, first = 0; b < w.bundles; b++, o += Windows::OUTPUTS, ends += Windows::OUTPUTS) {
         const long some = s.outputs - o < Windows::OUTPUTS ? s.outputs - o : Windows::OUTPUTS;
         memset(sums, 0, sizeof(float) * some * LANES);
-        for (const long last = first + w.left[b]; first < last; first++)
-            *(vec*)(sums + w.at[first] % (1 << Windows::LANE_BITS) * LANES) += w.values[first] * line(first);
+        for (const long last = first + w.left[b]; first < last; first++) {
+            float* sum = sums + w.at[first] % (1 << Windows::LANE_BITS) * LANES;
+            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_set1_ps(w.values[first]), line(first), _mm512_loadu_ps(sum)));
+        }
         for (long i = 0, e = first; i < some; i++) {
-            vec sum = *(const vec*)(sums + i * LANES);
-            for (const long last = first + ends[i]; e < last; e++) sum += w.ordered[e] * line(e);
-            *(vec*)(sums + i * LANES) = sum;
+            __m512 sum = _mm512_loadu_ps(sums + i * LANES);
+            for (const long last = first + ends[i]; e < last; e++)
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(w.ordered[e]), line(e), sum);
+            _mm512_storeu_ps(sums + i * LANES, sum);
         }
         first += ends[Windows::OUTPUTS - 1];
         add_lines(sums, some, to + o, to_row, rows);

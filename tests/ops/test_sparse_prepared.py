@@ -57,7 +57,7 @@ def test_it_is_the_same_every_time() -> None:
 
 @pytest.mark.parametrize("rows", [1, 20])
 def test_what_another_width_has_prepared_is_ignored(rows: int) -> None:
-    other = made() if register_width() == 16 else torch.cat([torch.tensor([0x7370636B, 1, 16]), torch.zeros(99)]).int()
+    other = made() if register_width() == 16 else torch.tensor([0x7370636B, 1, 16] + [0] * 99, dtype=torch.int32)
     other[2] = 32
     for prepared in (other, torch.empty(0, dtype=torch.int32)):
         assert torch.equal(product(prepared, rows), product(None, rows))
