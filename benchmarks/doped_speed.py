@@ -1,4 +1,4 @@
-"""What a sparse part costs at run time: frozen LSTMs of 512 and 1024, a batch of 1, 50 steps, one thread.
+"""What a sparse part costs at run time: frozen LSTMs of 512 and 1024, a batch of 1, 1 and 50 steps, one thread.
 
     python -m benchmarks.doped_speed
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from statistics import quantiles
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,13 +33,32 @@ def frozen(size: int, text: str) -> nn.Module:
     return kc.freeze(rnn)
 
 
+def times(modules: dict[str, nn.Module], size: int, steps: int, repeats: int) -> list[dict[str, Any]]:
+    """Of all modules in turn, and how they compare."""
+    x = torch.randn(steps, 1, size)
+    cases: dict[str, Callable[[], object]] = {name: lambda m=m: m(x) for name, m in modules.items()}  # type: ignore[misc]
+    with torch.inference_mode():
+        samples = interleave(cases, repeats)
+    # The lower quartile: on a shared machine, what is above it is other work.
+    seconds = {name: quantiles(s, n=4)[0] if len(s) > 1 else s[0] for name, s in samples.items()}
+    facts = []
+    for name, time in seconds.items():
+        structure = seconds.get(f"{name.rpartition(' / ')[0]} / alone", time)
+        facts.append(
+            {
+                "hidden": size, "steps": steps, "name": name, "ms": 1e3 * time, "of_dense": seconds["nn.LSTM"] / time,
+                "of_int8": seconds["torch dynamic int8"] / time, "over_structure": time / structure,
+            }
+        )  # fmt: skip
+    return facts
+
+
 def run(options: Options) -> None:
     """All sizes."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows, facts = [], []
+    facts: list[dict[str, Any]] = []
     for size in (32,) if options.quick else (512, 1024):
-        x = torch.randn(3 if options.quick else 50, 1, size)
         dense = nn.LSTM(size, size).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about its own quantization
@@ -48,23 +68,16 @@ def run(options: Options) -> None:
             for doping, head in DOPING.items():
                 text = head + recipe.format(rank=max(1, size // 16))
                 modules[f"{name} / {doping}"] = frozen(size, text)
-        cases: dict[str, Callable[[], object]] = {name: lambda m=m, x=x: m(x) for name, m in modules.items()}  # type: ignore[misc]
-        with torch.inference_mode():
-            samples = interleave(cases, 1 if options.quick else 15)
-        # The lower quartile: on a shared machine, what is above it is other work.
-        seconds = {name: quantiles(s, n=4)[0] if len(s) > 1 else s[0] for name, s in samples.items()}
-        for name, time in seconds.items():
-            structure = seconds.get(f"{name.rpartition(' / ')[0]} / alone", time)
-            fact = {
-                "hidden": size, "name": name, "ms": 1e3 * time, "of_dense": seconds["nn.LSTM"] / time,
-                "of_int8": seconds["torch dynamic int8"] / time, "over_structure": time / structure,
-            }  # fmt: skip
-            facts.append(fact)
-            rows.append([size, name, f"{fact['ms']:.2f}", f"{fact['of_dense']:.1f}x", f"{fact['of_int8']:.1f}x",
-                         f"{fact['over_structure']:.2f}" if " / " in name else "-"])  # fmt: skip
-            options.say(" ".join(map(str, rows[-1])))
-    head = ["hidden", "W and U", "ms", "times nn.LSTM", "times int8", "time over the structure alone"]
-    text = f"# What a sparse part costs at run time\n\n{machine()}\n\nFrozen, batch 1, 50 steps.\n\n"
+        for steps in (1, 3) if options.quick else (1, 50):
+            facts += times(modules, size, steps, 1 if options.quick else 15)
+    rows = []
+    for fact in facts:
+        over = f"{fact['over_structure']:.2f}" if " / " in fact["name"] else "-"
+        rows.append([fact["hidden"], fact["steps"], fact["name"], f"{fact['ms']:.3f}", f"{fact['of_dense']:.1f}x",
+                     f"{fact['of_int8']:.1f}x", over])  # fmt: skip
+        options.say(" ".join(map(str, rows[-1])))
+    head = ["hidden", "steps", "W and U", "ms", "times nn.LSTM", "times int8", "time over the structure alone"]
+    text = f"# What a sparse part costs at run time\n\n{machine()}\n\nFrozen, batch 1.\n\n"
     write(options, "doped_speed", {"machine": machine(), "rows": facts}, text + table(head, rows))
 
 

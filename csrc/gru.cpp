@@ -25,10 +25,8 @@ namespace kronecell {
 using GruResult = std::tuple<Tensor, Tensor, Tensor>;
 using GruGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-static GruResult gru_over(const char* op, Tensor gates, const Layout& layout, const Hidden& hidden, const MaybeTensor& bias_n,
+static GruResult gru_over(const char* op, Tensor gates, const Layout& layout, const Hidden& u, const MaybeTensor& bias_n,
                           const Tensor& h, bool keep) {
-    const Entries entries(hidden, false);
-    const Hidden& u = entries.u;
     const long size = h.size(1);
     if (bias_n) check_shape(*bias_n, {size}, op, "bias_n");
     gates = gates_read(op, gates, u);
@@ -56,7 +54,8 @@ static GruResult gru(Tensor gates, Tensors hidden, MaybeTensor bias_n, Tensor h,
         return dispatch<GruResult>("kronecell_reference::gru", "", gates, hidden, bias_n, h, batch_sizes, reverse, keep);
     const Layout layout("gru", gates, batch, batch_sizes, reverse);
     hidden = made_contiguous(hidden), bias_n = made_contiguous(bias_n);
-    return gru_over("gru", gates, layout, check_hidden("gru", hidden, 3, size, size), bias_n, h, keep);
+    const HiddenForward with_entries("gru", hidden, 3, size, size, batch);
+    return gru_over("gru", gates, layout, with_entries.u, bias_n, h, keep);
 }
 
 using Quantized2 = std::tuple<Tensor, Tensor>;
@@ -88,8 +87,8 @@ static GruGradients gru_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeTen
     const Layout layout(op, active, batch, batch_sizes, reverse);
     hidden = made_contiguous(hidden), d_output = made_contiguous(d_output);
     output = made_contiguous(output), active = made_contiguous(active), h = made_contiguous(h);
-    const Entries entries(check_hidden(op, hidden, 3, size, size), true);
-    const Hidden& u = entries.u;
+    const HiddenBackward with_entries(op, hidden, 3, size, size);
+    const Hidden& u = with_entries.u;
     check_rows(op, "active", active, active, 4 * size), check_rows(op, "output", output, active, size);
     if (bias_n) check_shape(*bias_n, {size}, op, "bias_n");
     if (d_output) check_rows(op, "d_output", *d_output, active, size);

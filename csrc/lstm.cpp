@@ -34,11 +34,9 @@ static void check_states(const char* op, const Tensor& h, const Tensor& c, const
         check_shape(h, {c.size(0), c.size(1)}, op, "h");
 }
 
-static LstmResult lstm_over(const char* op, Tensor gates, const Layout& layout, const Hidden& hidden, const Tensor& h,
+static LstmResult lstm_over(const char* op, Tensor gates, const Layout& layout, const Hidden& u, const Tensor& h,
                             const Tensor& c, const MaybeTensor& project, bool keep) {
     const long size = c.size(1), width = h.size(1);
-    const Entries entries(hidden, false);
-    const Hidden& u = entries.u;
     gates = gates_read(op, gates, u);
     const Tensor output = new_floats(gates, rows_by(gates, width)), h_n = copy_of(h), c_n = copy_of(c);
     const Tensor active = new_floats(gates, keep ? rows_by(gates, 4 * size) : std::vector<int64_t>{0});
@@ -66,7 +64,8 @@ static LstmResult lstm(Tensor gates, Tensors hidden, Tensor h, Tensor c, MaybeTe
         return dispatch<LstmResult>("kronecell_reference::lstm", "", gates, hidden, h, c, project, batch_sizes, reverse, keep);
     const Layout layout("lstm", gates, batch, batch_sizes, reverse);
     hidden = made_contiguous(hidden), project = made_contiguous(project);
-    return lstm_over("lstm", gates, layout, check_hidden("lstm", hidden, 4, size, width), h, c, project, keep);
+    const HiddenForward with_entries("lstm", hidden, 4, size, width, batch);
+    return lstm_over("lstm", gates, layout, with_entries.u, h, c, project, keep);
 }
 
 using Quantized3 = std::tuple<Tensor, Tensor, Tensor>;
@@ -102,8 +101,8 @@ static LstmGradients lstm_backward(MaybeTensor d_output, MaybeTensor d_h, MaybeT
     hidden = made_contiguous(hidden), project = made_contiguous(project), d_output = made_contiguous(d_output);
     output = made_contiguous(output), active = made_contiguous(active), cells = made_contiguous(cells);
     h = made_contiguous(h), c = made_contiguous(c);
-    const Entries entries(check_hidden(op, hidden, 4, size, width), true);
-    const Hidden& u = entries.u;
+    const HiddenBackward with_entries(op, hidden, 4, size, width);
+    const Hidden& u = with_entries.u;
     check_rows(op, "active", active, active, 4 * size), check_rows(op, "cells", cells, active, size);
     check_rows(op, "output", output, active, width);
     if (d_output) check_rows(op, "d_output", *d_output, active, width);

@@ -16,12 +16,11 @@ struct Hidden {
     const float* first;   // U or In
     const float* second;  // Out
     const Quantized* integers = nullptr;  // a dense U of integers, in place of `first`
-    Sparse sparse{};                // what is added to In and Out; no entries if there is none
-    const Slots* slots = nullptr;  // the same as the kernels read it, forward or backward
+    Sparse sparse{};  // what is added to In and Out, transposed if backward; no entries if there is none
 
     long narrow() const { return by_gate ? gates * rank : rank; }
     // Memory for numbers between x and h U^T.
-    long between(long rows) const { return integers ? integers->memory() : rows * narrow() + (slots ? slots->memory() : 0); }
+    long between(long rows) const { return integers ? integers->memory() : rows * narrow() + sparse.memory(rows); }
     long columns() const { return gates * size; }
 };
 

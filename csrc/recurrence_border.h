@@ -6,6 +6,7 @@
 #include "buffer.h"
 #include "matrices.h"
 #include "recurrence.h"
+#include "sparse_border.h"
 #include "width.h"
 
 namespace kronecell {
@@ -28,44 +29,17 @@ inline bool all_float(const char* op, std::initializer_list<const Tensor*> tenso
     bool all = true;
     auto look = [&](const Tensor& tensor) { check_cpu(tensor, op, "all tensors"), all = all && is_float(tensor); };
     for (const Tensor* tensor : tensors) look(*tensor);
-    for (std::size_t i = 0; i < hidden.size() && i < 3; i++) look(hidden[i]);  // the fourth has places
+    for (std::size_t i = 0; i < hidden.size() && i < 3; i++) look(hidden[i]);  // then come places
     for (const MaybeTensor* tensor : maybe)
         if (*tensor) look(**tensor);
     return all;
 }
 
-// Values and places must be contiguous.
-inline Sparse check_sparse(const char* op, const Tensor& values, const Tensor& places, long outputs, long inputs) {
-    check_cpu(places, op, "places");
-    STD_TORCH_CHECK(places.scalar_type() == ScalarType::Long && places.dim() == 1, "kronecell::", op,
-                    ": expected places to be int64 numbers in one dimension");
-    check_shape(values, {places.size(0), -1}, op, "values");
-    const Sparse sparse{floats(values), static_cast<const int64_t*>(places.const_data_ptr()), places.size(0), values.size(1)};
-    STD_TORCH_CHECK(sparse.block > 0 && outputs % sparse.block == 0, "kronecell::", op, ": expected blocks that divide the ",
-                    outputs, " outputs, got ", sparse.block);
-    const int64_t end = outputs / sparse.block * inputs;
-    for (long i = 0, before = -1; i < sparse.count; before = sparse.places[i++])
-        STD_TORCH_CHECK(sparse.places[i] > before && sparse.places[i] < end, "kronecell::", op,
-                        ": expected places that ascend and are below ", end, ", got ", sparse.places[i], " after ", before);
-    return sparse;
-}
-
-// Entries of U as the kernels read them, and U with them.
-struct Entries {
-    std::optional<SlotLayout> layout;
-    Hidden u;
-    Entries(const Hidden& hidden, bool back) : u(hidden) {
-        const Sparse& s = u.sparse;
-        if (!s.count) return;
-        layout.emplace(s.values, s.places, s.count, s.block, u.columns(), u.width, register_width(), back);
-        u.slots = &layout->slots;
-    }
-};
-
 // `hidden` must be contiguous.
 inline Hidden check_hidden(const char* op, const Tensors& hidden, long gates, long size, long width) {
-    STD_TORCH_CHECK(hidden.size() == 1 || hidden.size() == 2 || hidden.size() == 4, "kronecell::", op,
-                    ": expected hidden to be [U], [In, Out] or [In, Out, values, places], got ", hidden.size(), " tensors");
+    STD_TORCH_CHECK(hidden.size() == 1 || hidden.size() == 2 || hidden.size() == 4 || hidden.size() == 5, "kronecell::", op,
+                    ": expected hidden to be [U], [In, Out] or [In, Out, values, places] and what is prepared of them, got ",
+                    hidden.size(), " tensors");
     if (hidden.size() == 1) {
         check_shape(hidden[0], {gates * size, width}, op, "U");
         return Hidden{gates, size, width, 0, false, floats(hidden[0]), nullptr};
@@ -78,10 +52,31 @@ inline Hidden check_hidden(const char* op, const Tensors& hidden, long gates, lo
         check_shape(hidden[1], {-1, gates * size}, op, "Out");
     check_shape(hidden[0], {by_gate ? gates * rank : rank, width}, op, "In");
     STD_TORCH_CHECK(rank > 0, "kronecell::", op, ": expected In and Out of rank 1 or more");
-    Hidden u{gates, size, width, rank, by_gate, floats(hidden[0]), floats(hidden[1])};
-    if (hidden.size() == 4) u.sparse = check_sparse(op, hidden[2], hidden[3], gates * size, width);
-    return u;
+    return Hidden{gates, size, width, rank, by_gate, floats(hidden[0]), floats(hidden[1])};
 }
+
+// The same with a sparse part, for a forward of `rows` rows a step, or for a backward.
+struct HiddenForward {
+    std::optional<SparseForward> sparse;
+    Hidden u;
+    HiddenForward(const char* op, const Tensors& hidden, long gates, long size, long width, long rows)
+        : u(check_hidden(op, hidden, gates, size, width)) {
+        if (hidden.size() < 4) return;
+        const MaybeTensor prepared = hidden.size() > 4 ? MaybeTensor(hidden[4]) : std::nullopt;
+        sparse.emplace(op, hidden[2], hidden[3], prepared, u.columns(), width, rows);
+        u.sparse = sparse->sparse;
+    }
+};
+struct HiddenBackward {
+    std::optional<SparseBack> sparse;
+    Hidden u;
+    HiddenBackward(const char* op, const Tensors& hidden, long gates, long size, long width)
+        : u(check_hidden(op, hidden, gates, size, width)) {
+        if (hidden.size() < 4) return;
+        sparse.emplace(op, hidden[2], hidden[3], u.columns(), width);
+        u.sparse = sparse->sparse;
+    }
+};
 
 // The steps, with memory for what they point to.
 struct Layout {

@@ -43,7 +43,7 @@ INLINE void hidden_product(const Prepared& p, const float* h, float* narrow, flo
         dots(h, u.width, u.first, u.width, narrow, between, rows, between, u.width);
         for (long g = 0; g < (u.by_gate ? u.gates : 1); g++)
             multiply_columns(narrow + g * u.rank, between, p.columns[g], to + g * u.size, columns, rows, false);
-        if (u.slots) add_slots(*u.slots, h, u.width, to, columns, rows, narrow + rows * between);
+        if (u.sparse.count) add_sparse(u.sparse, h, u.width, to, columns, rows, narrow + rows * between);
     }
 }
 
@@ -59,7 +59,7 @@ INLINE void hidden_product_back(const Prepared& p, const float* upstream, float*
     for (long g = 0; g < parts; g++)
         dots(upstream + g * wide, columns, u.second + g * u.rank * wide, wide, narrow + g * u.rank, between, rows, u.rank, wide);
     multiply_columns(narrow, between, p.columns[0], to, u.width, rows, add);
-    if (u.slots) add_slots(*u.slots, upstream, columns, to, u.width, rows, narrow + rows * between);
+    if (u.sparse.count) add_sparse(u.sparse, upstream, columns, to, u.width, rows, narrow + rows * between);
 }
 
 // to (rows, gates * size) = x (rows, width) U^T, plus the bias if there is one.

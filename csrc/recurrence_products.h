@@ -136,37 +136,6 @@ APART void dots(const float* x, long x_row, const float* w, long w_row, float* t
 // Memory for what is packed of `Columns`: all, or what is left of the last panel.
 long columns_memory(long depth, long columns, bool pack) { return packed_size(depth, pack ? columns : columns % PANEL); }
 
-// A register's width of numbers from each of as many rows, transposed: number i of to[k] is from[i * row + k].
-INLINE void transpose_registers(const float* from, long row, float* to) {
-#if defined(__x86_64__) && KERNEL_WIDTH == 16
-    __m512 a[16], b[16];
-    UNROLL(16)
-    for (int i = 0; i < 4; i++) {
-        UNROLL(4)
-        for (int q = 0; q < 4; q++) {  // quarter q of register 4 * 0 + i: rows i, i + 4, i + 8, i + 12, columns 4 q
-            const float* at = from + i * row + 4 * q;
-            __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(at));
-            v = _mm512_insertf32x4(v, _mm_loadu_ps(at + 4 * row), 1);
-            v = _mm512_insertf32x4(v, _mm_loadu_ps(at + 8 * row), 2);
-            a[4 * q + i] = _mm512_insertf32x4(v, _mm_loadu_ps(at + 12 * row), 3);
-        }
-    }
-    UNROLL(4)
-    for (int q = 0; q < 4; q++) {  // in each quarter, four by four numbers are transposed
-        __m512 *v = a + 4 * q, *t = b + 4 * q;
-        __m512 ab = _mm512_unpacklo_ps(v[0], v[1]), cd = _mm512_unpacklo_ps(v[2], v[3]);
-        __m512 ef = _mm512_unpackhi_ps(v[0], v[1]), gh = _mm512_unpackhi_ps(v[2], v[3]);
-        t[0] = _mm512_shuffle_ps(ab, cd, 0x44), t[1] = _mm512_shuffle_ps(ab, cd, 0xee);
-        t[2] = _mm512_shuffle_ps(ef, gh, 0x44), t[3] = _mm512_shuffle_ps(ef, gh, 0xee);
-    }
-    UNROLL(16)
-    for (int k = 0; k < 16; k++) _mm512_storeu_ps(to + k * PANEL, b[k]);
-#else
-    for (int k = 0; k < LANES; k += 4)
-        for (int i = 0; i < LANES; i += 4) transpose4(from + i * row + k, row, to + k * PANEL + i, PANEL);
-#endif
-}
-
 // U (n, depth) as panels of its transpose.
 APART void pack_transposed(const float* w, long w_row, float* packed, long n, long depth) {
     for (long c = 0; c < n; c += PANEL, w += PANEL * w_row, packed += PANEL * depth) {
@@ -176,7 +145,7 @@ APART void pack_transposed(const float* w, long w_row, float* packed, long n, lo
         }
         for (int v = 0; v < PANEL; v += LANES) {
             long k = 0;
-            for (; k + LANES <= depth; k += LANES) transpose_registers(w + v * w_row + k, w_row, packed + k * PANEL + v);
+            for (; k + LANES <= depth; k += LANES) transpose_registers(w + v * w_row + k, w_row, packed + k * PANEL + v, PANEL);
             for (; k < depth; k++)
                 for (int i = 0; i < LANES; i++) packed[k * PANEL + v + i] = w[(v + i) * w_row + k];
         }

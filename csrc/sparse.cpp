@@ -1,8 +1,7 @@
 // sparse_linear: start + x S^T for a sparse S, and its gradients. The schemas and what the arguments mean are in
 // kronecell/ops/sparse.py.
-#include "sparse.h"
-
 #include "recurrence_border.h"
+#include "sparse_border.h"
 
 #define KERNEL_FILE "sparse_kernel.h"
 #include "widths.h"
@@ -11,33 +10,32 @@
 
 namespace kronecell {
 
-static Tensor product(const char* op, const Tensor& x, const Tensor& values, const Tensor& places, long outputs, long inputs,
-                      bool back, const MaybeTensor& start) {
-    const long rows = x.size(0), columns = back ? inputs : outputs;
-    const Sparse entries = check_sparse(op, values, places, outputs, inputs);
-    const SlotLayout layout(entries.values, entries.places, entries.count, entries.block, outputs, inputs, register_width(), back);
-    const Tensor out = start ? new_floats(x, {rows, columns}) : new_zero_floats(x, {rows, columns});
-    if (start) std::copy_n(floats(*start), rows * columns, floats_of(out));
-    const float* from = floats(x);
-    float* to = floats_of(out);
-    const Slots& slots = layout.slots;
+// Rows in parts on the threads that are worth it; f(first row, how many, memory).
+template <class F>
+static void for_rows(const Sparse& sparse, long rows, const F& f) {
     constexpr long together = 64;
-    in_parallel((rows + together - 1) / together, rows * entries.count * entries.block, [&](long first, long last) {
-        const Buffer memory(slots.memory());
-        const long begin = first * together, end = std::min(rows, last * together);
-        CALL(add_slots, slots, from + begin * slots.inputs, slots.inputs, to + begin * columns, columns, end - begin, memory.get());
+    in_parallel((rows + together - 1) / together, rows * sparse.count * sparse.block, [&](long first, long last) {
+        const long begin = first * together, some = std::min(rows, last * together) - begin;
+        const Buffer memory(sparse.memory(some));
+        f(begin, some, memory.get());
     });
-    return out;
 }
 
-static Tensor sparse_linear(Tensor x, Tensor values, Tensor places, int64_t outputs, MaybeTensor start) {
+static Tensor sparse_linear(Tensor x, Tensor values, Tensor places, int64_t outputs, MaybeTensor start, MaybeTensor prepared) {
     const char* op = "sparse_linear";
     check_shape(x, {-1, -1}, op, "x");
     if (!all_float(op, {&x, &values}, {}, {&start}))
-        return dispatch<Tensor>("kronecell_reference::sparse_linear", "", x, values, places, outputs, start);
+        return dispatch<Tensor>("kronecell_reference::sparse_linear", "", x, values, places, outputs, start, prepared);
     x = made_contiguous(x), values = made_contiguous(values), places = made_contiguous(places), start = made_contiguous(start);
-    if (start) check_shape(*start, {x.size(0), outputs}, op, "start");
-    return product(op, x, values, places, outputs, x.size(1), false, start);
+    const long rows = x.size(0), inputs = x.size(1);
+    if (start) check_shape(*start, {rows, outputs}, op, "start");
+    const SparseForward forward(op, values, places, prepared, outputs, inputs, rows);
+    const Tensor out = start ? new_floats(x, {rows, outputs}) : new_zero_floats(x, {rows, outputs});
+    if (start) std::copy_n(floats(*start), rows * outputs, floats_of(out));
+    for_rows(forward.sparse, rows, [&](long first, long some, float* memory) {
+        CALL(add_sparse, forward.sparse, floats(x) + first * inputs, inputs, floats_of(out) + first * outputs, outputs, some, memory);
+    });
+    return out;
 }
 
 static Tensor sparse_back(Tensor upstream, Tensor values, Tensor places, int64_t inputs) {
@@ -46,7 +44,14 @@ static Tensor sparse_back(Tensor upstream, Tensor values, Tensor places, int64_t
     if (!all_float(op, {&upstream, &values}, {}, {}))
         return dispatch<Tensor>("kronecell_reference::sparse_back", "", upstream, values, places, inputs);
     upstream = made_contiguous(upstream), values = made_contiguous(values), places = made_contiguous(places);
-    return product(op, upstream, values, places, upstream.size(1), inputs, true, std::nullopt);
+    const long rows = upstream.size(0), outputs = upstream.size(1);
+    const SparseBack back(op, values, places, outputs, inputs);
+    const Tensor out = new_zero_floats(upstream, {rows, inputs});
+    for_rows(back.sparse, rows, [&](long first, long some, float* memory) {
+        CALL(add_sparse, back.sparse, floats(upstream) + first * outputs, outputs, floats_of(out) + first * inputs, inputs, some,
+             memory);
+    });
+    return out;
 }
 
 static Tensor sparse_gradient(Tensor upstream, Tensor x, Tensor places, int64_t block) {
@@ -58,7 +63,8 @@ static Tensor sparse_gradient(Tensor upstream, Tensor x, Tensor places, int64_t 
     upstream = made_contiguous(upstream), x = made_contiguous(x), places = made_contiguous(places);
     const Tensor out = new_zero_floats(x, {places.dim() ? places.size(0) : 0, block});
     const long rows = x.size(0), outputs = upstream.size(1), inputs = x.size(1);
-    const Sparse entries = check_sparse(op, out, places, outputs, inputs);
+    std::vector<long> starts;
+    const Sparse entries = check_sparse(op, out, places, outputs, inputs, starts);
     const Buffer memory(CALL(sampled_memory, outputs, inputs));
     CALL(sampled_sums, floats(upstream), floats(x), entries.places, entries.count, block, outputs, inputs, rows, floats_of(out),
          memory.get());
@@ -66,7 +72,7 @@ static Tensor sparse_gradient(Tensor upstream, Tensor x, Tensor places, int64_t 
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kronecell, m) {
-    m.def("sparse_linear(Tensor x, Tensor values, Tensor places, int outputs, Tensor? start) -> Tensor");
+    m.def("sparse_linear(Tensor x, Tensor values, Tensor places, int outputs, Tensor? start, Tensor? prepared=None) -> Tensor");
     m.def("sparse_back(Tensor upstream, Tensor values, Tensor places, int inputs) -> Tensor");
     m.def("sparse_gradient(Tensor upstream, Tensor x, Tensor places, int block) -> Tensor");
 }

@@ -37,4 +37,4 @@ def test_the_speed_of_doped_layers_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.doped_speed", "--quick", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(json.loads((tmp_path / "doped_speed.json").read_text())["rows"]) == 11
+    assert len(json.loads((tmp_path / "doped_speed.json").read_text())["rows"]) == 22

@@ -1,12 +1,14 @@
 """How a recurrence gets its hidden matrix U: dense, or split into In and Out with few columns between.
 
 The operators take [U] with U (gates * H, P), [In (r, P), Out (r, gates * H)], or [In (gates * r, P), Out (gates, r, H)]
-where every gate has columns of its own, and after In and Out the values and places of a sparse matrix. A format whose
-factors lie on both sides (TT, BT, HT, Tucker, CP) is made dense once per forward; so is one whose split would cost as
-much as the dense product.
+where every gate has columns of its own, and after In and Out the values and places of a sparse matrix, when frozen also
+what is prepared of them. A format whose factors lie on both sides (TT, BT, HT, Tucker, CP) is made dense once per
+forward; so is one whose split would cost as much as the dense product.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear
 from kronecell.nn.sparse import PRICE, added
 from kronecell.nn.splitting import WORTH_SPLITTING, SplitText, matrices_of
 from kronecell.ops.registration import constant_when_traced
+from kronecell.ops.sparse import sparse_prepared
 from kronecell.plans.plan import plan_of
 
 
@@ -36,6 +39,15 @@ def hidden_matrices(weight: Tensor | TensorLinear | QuantizedLinear) -> list[Ten
         return [In, Out, *sparse.stored()]
     columns = scales[0] if Out.ndim == 2 else scales[0].reshape(split.gates, 1, -1)
     return [In, Out * columns, sparse.scaled(scales[1]), sparse.places]
+
+
+def prepared_hidden(hidden: Sequence[Tensor]) -> list[Tensor]:
+    """The same for many calls: a sparse part as the kernels read it."""
+    if len(hidden) != 4:
+        return [*hidden]
+    In, Out, values, places = hidden
+    outputs = Out.shape[-1] * (1 if Out.ndim == 2 else Out.shape[0])
+    return [*hidden, sparse_prepared(values, places, outputs, In.shape[1])]
 
 
 def is_split(weight: Tensor | TensorLinear) -> bool:

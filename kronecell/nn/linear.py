@@ -197,6 +197,8 @@ class TensorLinear(nn.Module):
             self.frozen_few = ("frozen_in", "frozen_out")
         else:
             self.frozen_few = ("frozen_dense",) if self.is_dense(self._frozen_plan(FEW_ROWS)[1]) else ()
+        if self.sparse is not None and not many:
+            self._hold(frozen_sparse=self.sparse.prepared())
 
     def _hold(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -209,15 +211,16 @@ class TensorLinear(nn.Module):
     def _frozen_product(self, x: Tensor, bias: Tensor | None, rows: int) -> Tensor:
         if rows <= FEW_ROWS and self.frozen_few:
             weight: list[Tensor] = [self._buffers[name] for name in self.frozen_few]  # type: ignore[misc]
+            if self.sparse is not None and len(weight) > 1:
+                weight += [*self.sparse.stored(), self._buffers["frozen_sparse"]]  # type: ignore[list-item]
             if is_few(x, weight):
-                y = few_rows_product(x, weight, self.gates, bias)
-                return y if self.sparse is None or len(weight) == 1 else self.sparse.add(x, y)
+                return few_rows_product(x, weight, self.gates, bias)
         number, plan = self._frozen_plan(rows)
         if self.is_dense(plan):
             return self._dense_product(x, self.get_buffer("frozen_dense"), bias)
         operands = [self.get_buffer(f"frozen_{number}_{step}") for step in range(operand_count(plan))]
         y = apply(plan, x, operands, bias)
-        return y if self.sparse is None else self.sparse.add(x, y)
+        return y if self.sparse is None else self.sparse.add(x, y, prepared=self.get_buffer("frozen_sparse"))
 
     def train(self: Layer, mode: bool = True) -> Layer:
         """As torch's; a frozen layer refuses to train."""

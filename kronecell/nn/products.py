@@ -29,12 +29,12 @@ def is_few(x: Tensor, weight: Sequence[Tensor]) -> bool:
         return False
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return False
-    macs = x.numel() // x.shape[-1] * sum([matrix.numel() for matrix in weight])
+    macs = x.numel() // x.shape[-1] * sum([matrix.numel() for matrix in weight[:3]])
     return macs < WORTH_THREADS or torch.get_num_threads() == 1
 
 
 def few_rows_product(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Tensor | None) -> Tensor:
-    """x W + bias for W = [W] or [In, Out], in one call."""
+    """x W + bias for W = [W], [In, Out] or these and a sparse part, in one call."""
     if x.dtype == torch.uint8:
         x = x.to(weight[0].dtype) * BYTE
     y = split_linear(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]), weight, gates, bias)

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from kronecell.errors import PlanError, ShapeError
 from kronecell.formats.recipes import FormatSpecs, layer_formats
 from kronecell.nn import convert
-from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split
+from kronecell.nn.hidden import explain_hidden, hidden_matrices, is_split, prepared_hidden
 from kronecell.nn.linear import TRACED_ROWS, LayerSharing, TensorLinear, of_layer, settled_layers
 from kronecell.nn.products import dense_product
 from kronecell.nn.quantized import QuantizedHidden, QuantizedLinear, integer_weights
@@ -267,7 +267,7 @@ class Recurrent(Cell, nn.Module):
         names = {}
         for end in (end for ends in self.ends for end in ends):
             weights = self._direction(end)
-            hidden = () if isinstance(weights.hidden, QuantizedHidden) else weights.hidden
+            hidden = () if isinstance(weights.hidden, QuantizedHidden) else prepared_hidden(weights.hidden)
             held = (weights.bias, weights.bias_n, weights.project, *hidden)
             parts = ("bias", "bias_n", "project", *(f"hidden{i}" for i in range(len(hidden))))
             names[end] = [f"frozen_{part}{end}" for part in parts]

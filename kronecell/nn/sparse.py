@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kronecell.formats.places import DTYPES, gaps_of, places_of
 from kronecell.ops.engine import BYTE
-from kronecell.ops.sparse import dense_of, sparse_linear
+from kronecell.ops.sparse import dense_of, sparse_linear, sparse_prepared
 from kronecell.plans.sparse import Sparse
 
 PRICE = 8  # one entry of S takes about as long as so many of a dense matrix: beyond, S runs as a dense one
@@ -67,6 +67,11 @@ class SparseMatrix(nn.Module):
         places = self.gaps.to(torch.int64).cumsum(0) - 1 if torch.compiler.is_exporting() else self.places
         return self.entries, places
 
+    def prepared(self) -> Tensor:
+        """Values and places as the kernels read them, for a layer that keeps its values."""
+        prepared: Tensor = sparse_prepared(self.entries, self.places, self.size.outputs, self.size.inputs)
+        return prepared
+
     def dense(self) -> Tensor:
         """S as a dense matrix; differentiable."""
         return dense_of(*self.stored(), self.size.outputs, self.size.inputs)
@@ -85,16 +90,16 @@ class SparseMatrix(nn.Module):
         rows = scale.reshape(-1, self.size.block)
         return self.entries * rows[self.places // self.size.inputs]
 
-    def add(self, x: Tensor, y: Tensor, scale: Tensor | None = None) -> Tensor:
-        """y (..., outputs) plus x (..., inputs) S^T; a byte of x is a part of 255."""
+    def add(self, x: Tensor, y: Tensor, scale: Tensor | None = None, prepared: Tensor | None = None) -> Tensor:
+        """y (..., outputs) plus x (..., inputs) S^T; a byte of x is a part of 255. A frozen layer holds `prepared`."""
         values = self.entries if scale is None else self.scaled(scale)
         rows = x.reshape(-1, x.shape[-1]).to(values.dtype)
         rows = rows * BYTE if x.dtype == torch.uint8 else rows
         if y.dtype == values.dtype:
             start = y.reshape(-1, y.shape[-1])
-            total: Tensor = sparse_linear(rows, values, self.places, self.size.outputs, start)
+            total: Tensor = sparse_linear(rows, values, self.places, self.size.outputs, start, prepared)
             return total.reshape(y.shape)
-        product: Tensor = sparse_linear(rows, values, self.places, self.size.outputs, None)
+        product: Tensor = sparse_linear(rows, values, self.places, self.size.outputs, None, prepared)
         return y + product.reshape(y.shape).to(y.dtype)  # under autocast
 
     def explain(self, dense: bool) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from kronecell.ops.library import load
 from kronecell.ops.recurrence_steps import product
 from kronecell.ops.registration import operator
+from kronecell.ops.sparse import with_dense_part
 
 
 @lru_cache(maxsize=1)
@@ -235,16 +236,20 @@ grouped_backward = operator(
 # The product before a recurrence, for few rows ----------------------------------------------------------------------
 
 
+def _columns_of(weight: Sequence[Tensor], gates: int) -> int:
+    if len(weight) == 1:
+        return weight[0].shape[0]
+    return weight[1].shape[-1] * (gates if weight[1].ndim == 3 else 1)
+
+
 def _split_linear_reference(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Tensor | None) -> Tensor:
-    """x W + bias for W = [W] or [In, Out], in the forms of `hidden` in recurrence.py."""
-    y = product(x, weight)
+    """x W + bias for W in the forms of `hidden` in recurrence.py."""
+    y = product(x, with_dense_part(weight, _columns_of(weight, gates), x.shape[1]))
     return y if bias is None else y + bias
 
 
 def _split_linear_fake(x: Tensor, weight: Sequence[Tensor], gates: int, bias: Tensor | None) -> Tensor:
-    last = weight[-1]
-    columns = last.shape[0] if len(weight) == 1 else last.shape[-1] * (gates if last.ndim == 3 else 1)
-    return x.new_empty(x.shape[0], columns)
+    return x.new_empty(x.shape[0], _columns_of(weight, gates))
 
 
 split_linear = operator(

@@ -8,7 +8,7 @@ gates     (T, B, gates * H), a batch-first input transposed without a copy; or (
 hidden    [U] with U (gates * H, P) as torch stores it; P is H, or the size of the projection.
           [In (r, P), Out (r, gates * H)] for h U^T = (h In^T) Out.
           [In (gates * r, P), Out (gates, r, H)]: every gate has its own r columns.
-          [In, Out, values, places]: the same plus a sparse matrix, as in sparse.py.
+          [In, Out, values, places]: the same plus a sparse matrix, as in sparse.py; a fifth tensor is what is prepared.
 reverse   runs from the last step to the first, each packed sequence within its own length; the output stays in the
           order of the input.
 keep      also returns what the gradient needs: activated gates (LSTM: i f g o; GRU: r z n and h U_n^T + bias_n) and the
@@ -206,7 +206,7 @@ def _lstm_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         *upstream, hidden, h, c, project, batch_sizes, ctx.reverse, *results, weights
     )
     d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
-    if weights and ctx.count == 4:
+    if weights and ctx.count >= 4:
         d_hidden += sparse_gradients(d_gates, hidden, results[0], h, batch_sizes, ctx.reverse)
     return d_gates, d_hidden, d_h, d_c, d_project if weights and project is not None else None, None, None, None
 
@@ -347,7 +347,7 @@ def _gru_gradient(ctx: Any, *upstream: Optional) -> tuple[Any, ...]:
         *upstream, hidden, bias_n, h, batch_sizes, ctx.reverse, *results, weights
     )
     d_hidden = d_hidden[: ctx.count] if weights else [None] * ctx.count
-    if weights and ctx.count == 4:
+    if weights and ctx.count >= 4:
         size, (output, active) = h.shape[1], results
         of_n = d_gates[..., 2 * size :] * active[..., :size]  # the reset gate acts after the product
         of_n = of_n if upstream[2] is None else of_n + upstream[2][..., 3 * size :]

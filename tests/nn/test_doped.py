@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +19,7 @@ import kronecell as kc
 from kronecell.deploy.modules import TENSORS
 from kronecell.deploy.tensorfile import write_tensors
 from kronecell.nn.sparse import SparseMatrix
+from kronecell.ops.kernels import register_width
 from tests.nn.ecosystem_cases import grown
 
 LARGE = {"input_format": "doped:0.05+kt:K=2", "hidden_format": "doped:0.05,block=4+tt:r=2"}
@@ -103,6 +109,85 @@ def test_a_doped_cell_is_a_layer_of_one_step() -> None:
     for step in x:
         state = cell(step, state)
     torch.testing.assert_close(state[0], rnn(x)[0][-1], rtol=0, atol=1e-6)
+
+
+def held(module: nn.Module) -> list[Tensor]:
+    """What is prepared of the sparse parts of a frozen module."""
+    return [buffer for buffer in module.buffers() if buffer.dtype == torch.int32 and buffer.numel()]
+
+
+SINGLE = {"input_format": "doped:0.05+kt:K=2", "hidden_format": "doped:0.05+kt:K=1"}
+FROZEN: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: kc.LSTM(64, 64, 2, bidirectional=True, **SINGLE),
+    "gru": lambda: kc.GRU(64, 48, input_format="doped:0.05+kt:K=2", hidden_format="doped:0.05,block=3+lowrank:r=3"),
+    "lstm cell": lambda: kc.LSTMCell(64, 64, **SINGLE),
+    "gru cell": lambda: kc.GRUCell(64, 64, **SINGLE),
+    "layer": lambda: kc.TensorLinear("doped:0.05+lowrank:m=64,n=80,r=2", gates=3),
+    "projected": lambda: kc.LSTM(64, 64, proj_size=16, **SINGLE | {"hidden_format": "doped:0.05+lowrank:r=2"}),
+}
+
+
+def given(name: str, rows: int) -> Tensor:
+    return torch.randn(rows, 64) if "cell" in name or name == "layer" else torch.randn(3, rows, 64)
+
+
+@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("rows", [1, 20, 100])
+def test_what_is_frozen_of_a_sparse_part_gives_the_same_results(name: str, rows: int) -> None:
+    torch.manual_seed(0)
+    module = grown(FROZEN[name]()).eval()
+    frozen, x = kc.freeze(module), given(name, rows)
+    assert bool(held(frozen)) == (register_width() == 16) and not held(module)
+    with torch.no_grad():
+        for a, b in zip(flat(frozen(x)), flat(module(x)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen)), kc.freeze(frozen)):
+            assert len(held(twin)) == len(held(frozen))
+            assert all(torch.equal(a, b) for a, b in zip(flat(twin(x)), flat(frozen(x)), strict=True))
+
+
+@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("change", [kc.freeze, kc.quantize])
+def test_loading_prepares_a_sparse_part_anew(name: str, change: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = grown(FROZEN[name]())
+    twice = copy.deepcopy(module)
+    for p in twice.parameters():
+        p.detach().mul_(2)
+    one, other = change(module), change(twice)
+    before, x = held(one), given(name, 1)
+    one.load_state_dict(other.state_dict())
+    assert len(held(one)) == len(before)
+    assert not any(torch.equal(a, b) for a, b in zip(held(one), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(flat(one(x)), flat(other(x)), strict=True))
+
+
+def test_gradients_of_x_pass_what_is_prepared() -> None:
+    torch.manual_seed(0)
+    rnn = grown(kc.LSTM(64, 64, **SINGLE))
+    found = []
+    for module in (rnn, kc.freeze(rnn)):
+        x = torch.ones(3, 2, 64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(module(x)[0].square().sum(), x)
+        found.append(gradient)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(register_width() != 16, reason="only the widest registers have something to prepare")
+def test_a_frozen_module_runs_on_a_processor_with_other_registers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    frozen, x = kc.freeze(grown(kc.LSTM(64, 64, **SINGLE))), torch.randn(3, 2, 64)
+    torch.save((frozen, x, frozen(x)[0]), tmp_path / "frozen.pt")
+    code = f"""
+import torch, kronecell
+frozen, x, y = torch.load({str(tmp_path / "frozen.pt")!r}, weights_only=False)
+print((frozen(x)[0] - y).abs().max().item() < 1e-6)
+"""
+    for environment in ({"KRONECELL_WIDTH": "8"}, {"KRONECELL_WIDTH": "4"}, {"KRONECELL_KERNELS": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+        assert done.stdout.strip() == "True", done.stderr
 
 
 @pytest.mark.parametrize("build", [large, lambda: kc.TensorLinear("doped:0.1+kt:m=32,n=32,K=2")])

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from kronecell.ops.recurrence import gru, lstm
+from kronecell.ops.sparse import sparse_prepared
 
 GATES = {"lstm": 4, "gru": 3}
-FORMS = ("dense", "split", "gated", "doped split", "doped gated")
-BLOCKS = {"doped split": (1,), "doped gated": (16, 4, 3)}  # outputs that share an index, the first that fits
+FORMS = ("dense", "split", "gated", "doped split", "doped gated", "prepared split")
+BLOCKS = {"doped gated": (16, 4, 3)}  # outputs that share an index, the first that fits; 1 in the other forms
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,13 @@ def draw(case: Case, seed: int = 0) -> Inputs:
             normal(gates * case.rank, width, scale=width**-0.5),
             normal(gates, case.rank, size, scale=case.rank**-0.5),
         ]
-    if "doped" in case.form:
-        block = next(each for each in (*BLOCKS[case.form], 1) if gates * size % each == 0)
+    if "doped" in case.form or "prepared" in case.form:
+        block = next(each for each in (*BLOCKS.get(case.form, ()), 1) if gates * size % each == 0)
         count = max(1, size * width // (5 * block))
         places = torch.randperm(gates * size // block * width, generator=generator)[:count].sort().values
         hidden += [normal(count, block, scale=0.5), places]
+    if "prepared" in case.form:
+        hidden.append(sparse_prepared(*hidden[2:], gates * size, width))
     sizes = [sum(length > t for length in case.lengths) for t in range(max(case.lengths, default=0))]
     inputs = Inputs(case, normal(*case.rows, gates * size), hidden, normal(batch, width))
     if case.cell == "lstm":
@@ -156,7 +159,7 @@ def dense(hidden: list[Tensor]) -> Tensor:
         U = (Out.transpose(1, 2) @ In.unflatten(0, Out.shape[:2])).flatten(0, 1)
     if not sparse:
         return U
-    values, places = sparse
+    values, places, *_ = sparse
     rows = [torch.zeros_like(U[0]) for _ in U]
     for value, place in zip(values, places.tolist(), strict=True):
         for i, number in enumerate(value):

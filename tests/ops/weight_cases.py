@@ -11,7 +11,7 @@ from torch import Tensor
 import kronecell as kc
 from kronecell.ops.contract import ready
 from kronecell.ops.small_products import small_products, small_products_backward
-from kronecell.ops.sparse import sparse_back, sparse_gradient, sparse_linear
+from kronecell.ops.sparse import sparse_back, sparse_gradient, sparse_linear, sparse_prepared
 from tests.ops.case import Arguments, Case, change, normal, put
 
 # Small products ------------------------------------------------------------------------------------------------------
@@ -108,19 +108,23 @@ def hoisted_cases() -> list[Case]:
 # A sparse matrix ------------------------------------------------------------------------------------------------------
 
 
-def sparse(rows: int, outputs: int, inputs: int, block: int, share: float, start: bool) -> Any:
-    """x, values, places, outputs, start."""
+def sparse(rows: int, outputs: int, inputs: int, block: int, share: float, start: bool, prepared: bool) -> Any:
+    """x, values, places, outputs, start, prepared."""
 
     def draw(generator: torch.Generator) -> Arguments:
         everywhere = outputs // block * inputs
         places = torch.randperm(everywhere, generator=generator)[: int(share * everywhere)].sort().values
         first = normal(generator, rows, outputs) if start else None
-        return normal(generator, rows, inputs), normal(generator, len(places), block), places, outputs, first
+        x, values = normal(generator, rows, inputs), normal(generator, len(places), block)
+        made = sparse_prepared(values, places, outputs, inputs) if prepared else None
+        return x, values, places, outputs, first, made
 
     return draw
 
 
-def exact_sparse(x: Tensor, values: Tensor, places: Tensor, outputs: int, start: Tensor | None) -> Tensor:
+def exact_sparse(
+    x: Tensor, values: Tensor, places: Tensor, outputs: int, start: Tensor | None, prepared: Tensor | None
+) -> Tensor:
     """Entry by entry: what is not stored meets no number of x."""
     inputs, block = x.shape[1], values.shape[1]
     products = x[:, places % inputs, None] * values
@@ -148,6 +152,9 @@ SPARSE_BAD = (
     ("places as int32", change(2, lambda places: places.int()), "int64"),
     ("too few places", change(2, lambda places: places[1:]), "values"),
     ("a start of another width", put(4, torch.zeros(3, 7)), "start"),
+    ("prepared as floats", put(5, torch.ones(99)), "prepared"),
+    ("prepared cut short", put(5, torch.ones(9, dtype=torch.int32)), "prepared"),
+    ("prepared by something else", put(5, torch.ones(999, dtype=torch.int32)), "prepared"),
 )
 
 
@@ -162,28 +169,35 @@ def sparse_cases() -> list[Case]:
         (37, 67, 45, 1, 0.2, False),
         (130, 64, 300, 16, 0.02, False),
         (3, 20, 30, 1, 1.0, False),
+        (20, 400, 333, 1, 0.02, False),
+        (9, 192, 512, 2, 0.005, False),
+        (2, 97, 31, 1, 0.1, False),
+        (17, 96, 32, 3, 0.05, False),
+        (5, 33, 1, 1, 0.5, False),
+        (4, 20, 30, 1, 0.0, False),
     ):
         start = block == 4
-        draw = sparse(rows, outputs, inputs, block, share, start)
-        name = f"{rows}x{inputs}-{outputs}-block{block}"
-        found.append(
-            Case(
-                f"sparse_linear-{name}",
-                sparse_linear,
-                draw,
-                exact_sparse,
-                SPARSE_BAD if start else (),
-                None if start else 0,
-                small=small,
+        name = f"{rows}x{inputs}-{outputs}-block{block}-{share}"
+        for prepared in (False, True):
+            draw = sparse(rows, outputs, inputs, block, share, start, prepared)
+            found.append(
+                Case(
+                    f"sparse_linear-{name}" + "-prepared" * prepared,
+                    sparse_linear,
+                    draw,
+                    exact_sparse,
+                    SPARSE_BAD if start else (),
+                    None if start else 0,
+                    small=small,
+                )
             )
-        )
 
         def draw_back(generator: torch.Generator, draw: Any = draw, inputs: int = inputs) -> Arguments:
-            x, values, places, outputs, _ = draw(generator)
+            x, values, places, outputs, *_ = draw(generator)
             return normal(generator, len(x), outputs), values, places, inputs
 
         def draw_gradient(generator: torch.Generator, draw: Any = draw) -> Arguments:
-            x, values, places, outputs, _ = draw(generator)
+            x, values, places, outputs, *_ = draw(generator)
             return normal(generator, len(x), outputs), x, places, values.shape[1]
 
         found.append(Case(f"sparse_back-{name}", sparse_back, draw_back, exact_sparse_back, by_rows=0, small=small))
