@@ -27,6 +27,7 @@ from kronecell.training.sparsity import Sparsity, SparsitySchedule, train_sparsi
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine")
 RATES = ("uniform", "structure")
+LARGEST_RATE = 1e6  # far above any use; torch refuses steps that float32 cannot hold, without saying why
 WARM_UP = 0.1  # of max_seconds
 CHOICES = 40  # of places, while a sparse part gets sparse
 
@@ -351,8 +352,10 @@ def check_settings(settings: TrainSettings) -> None:
         raise KronecellError(
             f"sparse_at must be 0, or above sparse_from = {settings.sparse_from}, got {settings.sparse_at}"
         )
-    if not 0 < settings.learning_rate < math.inf:
-        raise KronecellError(f"learning_rate must be above 0, got {settings.learning_rate}")
+    if not 0 < settings.learning_rate <= LARGEST_RATE:
+        raise KronecellError(
+            f"learning_rate must be above 0 and at most {LARGEST_RATE:g}, got {settings.learning_rate:g}; try 0.001"
+        )
     for name, choices in (("precision", PRECISIONS), ("schedule", SCHEDULES), ("rates", RATES)):
         if getattr(settings, name) not in choices:
             raise KronecellError(f"{name} must be one of {', '.join(choices)}, got {getattr(settings, name)!r}")

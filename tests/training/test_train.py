@@ -208,6 +208,7 @@ def test_the_average_is_over_the_papers_100_epochs_or_a_quarter(epochs: int, win
         {"epochs": 0},
         {"learning_rate": 0.0},
         {"learning_rate": math.nan},
+        {"learning_rate": 1e38},
         {"weight_decay": -1.0},
         {"clip_norm": math.inf},
         {"precision": "float8"},
