@@ -25,12 +25,12 @@ CHANGED = (
 )
 LOST = {"text": "perplexity above dense, %, test", "digits": "accuracy beside dense, points, test"}
 MODES = {"float32": "-", "integers": "--"}  # and how their points are joined
-STYLES = {
-    "dense": ("#444444", "*"), "lowrank": ("#c4511d", "s"), "pruned": ("#777777", "^"),
-    "doped lowrank": ("#0b62a8", "o"), "tt": ("#2c8c4a", "v"), "doped tt": ("#7a3fa0", "D"),
-    "hybrid lowrank": ("#b08a00", "P"), "kp": ("#1b9e9e", "<"), "doped kp": ("#0e5f5f", ">"),
-    "kcp": ("#d64f9b", "X"), "doped kcp": ("#8a2560", "p"), "tr": ("#7fa82e", "h"), "doped tr": ("#4b651a", "H"),
-}  # fmt: skip
+STYLES = {  # what is drawn; other structures are in the tables
+    "dense": ("#444444", "*"),
+    "lowrank": ("#c4511d", "s"),
+    "pruned": ("#777777", "^"),
+    "doped lowrank": ("#0b62a8", "o"),
+}
 
 
 def parsed(key: str) -> tuple[Group, int]:
@@ -135,7 +135,8 @@ def _search(search: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for key, facts in search.items():
         task, variant, bits, rate, share = key.split("/")
         part = f" ({share})" if variant.split(" ")[0] in ("doped", "hybrid") else ""
-        rows.setdefault((f"{task}, {variant}", bits), []).append(f"{rate.split()[1]}{part}: {facts['score']:.2f}")
+        found = "diverged" if facts["score"] is None else f"{facts['score']:.2f}"
+        rows.setdefault((f"{task}, {variant}", bits), []).append(f"{rate.split()[1]}{part}: {found}")
     return [
         table(("variant", "bits", "rate: score on validation data"), [[*key, "; ".join(v)] for key, v in rows.items()]),
         "",
@@ -155,7 +156,8 @@ def score(task: str, seeds: Seeds) -> tuple[float, float, float]:
         low, high = wilson(fmean(right) * count, count)
         extra = mean_margin(right) if len(right) > 1 else 0.0
         mean = fmean(right)
-        return 100 * mean, 100 * (mean - math.hypot(mean - low, extra)), 100 * (mean + math.hypot(high - mean, extra))
+        low, high = mean - math.hypot(mean - low, extra), mean + math.hypot(high - mean, extra)
+        return 100 * mean, 100 * max(0.0, low), 100 * min(1.0, high)
     logs = [fmean(record["rows"]) for record in some]
     return _ratio([fmean(values) for values in zip(*(record["rows"] for record in some), strict=True)], logs)
 
@@ -213,8 +215,9 @@ def draw(document: Mapping[str, Any], folder: Path) -> None:
     figure, axes = plt.subplots(1, max(1, len(tasks)), figsize=(10, 4.6), layout="constrained", squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=False):
         for number, variant in enumerate(STYLES):
-            aside = 1 + 0.015 * (number - len(STYLES) / 2)  # so that intervals do not hide each other
             for mode in MODES:
+                # So that intervals do not hide each other, points at one ratio stand side by side.
+                aside = 1 + 0.05 * (number - 2) + 0.025 * (mode == "float32") if variant != "dense" else 1.0
                 points = [
                     (row["fewer"] * aside, row["beside dense"])
                     for row in rows

@@ -67,6 +67,18 @@ def test_refinement_never_increases_the_error_and_the_error_is_the_true_one(fmt:
     assert start_error == pytest.approx(fmt.error(W, start), rel=1e-12)
 
 
+@pytest.mark.parametrize("fmt", [*COMPRESSED, kc.TR((8, 5), (8, 16), r=8)], ids=str)
+def test_factors_of_a_fit_do_not_cancel_each_other(fmt: kc.Format) -> None:
+    """A small relative change of a factor is no large one of the matrix: what is fitted can be trained and rounded."""
+    W = drawn(fmt.M, fmt.N, decay=0.5)
+    factors = {name: tensor.requires_grad_() for name, tensor in fmt.from_dense(W)[0].items()}
+    dense = fmt.to_dense(factors)
+    upstream = drawn(fmt.M, fmt.N, seed=1)
+    dense.backward(upstream)
+    reach = [torch.linalg.norm(tensor.grad) * torch.linalg.norm(tensor) for tensor in factors.values()]  # type: ignore[arg-type]
+    assert max(reach) < 3 * torch.linalg.norm(upstream) * torch.linalg.norm(dense)
+
+
 @pytest.mark.parametrize("fmt", COMPRESSED, ids=str)
 def test_every_sweep_lowers_the_error(fmt: kc.Format) -> None:
     seen: list[float] = []

@@ -11,6 +11,7 @@ from torch import Tensor
 from kronecell.errors import ShapeError
 from kronecell.formats import base  # a module, not its names: base imports this file in turn
 from kronecell.formats.fitting.als import FROZEN, environments
+from kronecell.formats.fitting.gauge import settled
 from kronecell.formats.fitting.metric import check_inputs, root, seen_target, seen_through
 from kronecell.formats.fitting.options import FitOptions
 from kronecell.formats.fitting.refine import refine
@@ -34,12 +35,12 @@ def fit_dense(
         options.check_memory(memory_needed(fmt, W, gates, work), str(fmt))
         X = None if inputs is None else check_inputs(inputs, fmt.M).to(device=W.device, dtype=work)
         if gates == 1:
-            factors = fit_one(fmt, W.to(work), X, options)
+            factors = settled(network, fit_one(fmt, W.to(work), X, options))
         elif all(GATE in f.legs for f in network.parameters):
-            fits = [fit_one(fmt, gate.to(work), X, options) for gate in W]
+            fits = [settled(fmt.network(), fit_one(fmt, gate.to(work), X, options)) for gate in W]
             factors = {name: torch.stack([fit[name].to(work) for fit in fits]) for name in fits[0]}
         else:
-            factors = _fit_shared(fmt, W.to(work), network, X, options)
+            factors = settled(network, _fit_shared(fmt, W.to(work), network, X, options))
         factors = {name: factors[name].to(W.dtype).contiguous() for name in network.shapes}
         return factors, relative_error(fmt, W, factors, gates, shared, None)
 
