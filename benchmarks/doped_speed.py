@@ -62,7 +62,9 @@ def run(options: Options) -> None:
         dense = nn.LSTM(size, size).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about its own quantization
-            int8 = torch.ao.quantization.quantize_dynamic(dense, {nn.LSTM}, dtype=torch.qint8)
+            int8 = torch.ao.quantization.quantize_dynamic(
+                nn.Sequential(dense), {nn.LSTM}, dtype=torch.qint8
+            )  # children alone
         modules = {"nn.LSTM": dense, "torch dynamic int8": int8}
         for name, recipe in STRUCTURES.items():
             for doping, head in DOPING.items():

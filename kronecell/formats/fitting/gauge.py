@@ -1,10 +1,10 @@
 """The same matrix by factors that do not cancel each other.
 
-Between two factors that share a leg any invertible matrix may stand, followed by its inverse: W stays, the factors change.
-A fit takes what comes. In a ring that can be factors a thousand times as large as they need be, whose products cancel: the
-fit is good, but a step of training or a rounding to integers is not. The best matrix for a leg makes the sum of squares of
-both factors smallest; leg after leg, a few rounds come close to the best for all. In a tree (TT, HT, Tucker) factors are
-orthogonal but for one, and nothing cancels: they stay as they are.
+Between two factors that share a leg any invertible matrix may stand, followed by its inverse: W stays, the factors
+change. A fit takes what comes. In a ring that can be factors a thousand times as large as they need be, whose products
+cancel: the fit is good, but a step of training or a rounding to integers is not. The best matrix for a leg makes the
+sum of squares of both factors smallest; leg after leg, a few rounds come close to the best for all. A tree (TT, HT,
+Tucker) starts from orthogonal factors and does not come to cancel: its factors stay as they are.
 """
 
 from __future__ import annotations
