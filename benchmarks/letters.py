@@ -228,7 +228,7 @@ def sweep_settings(study: Study) -> Iterator[tuple[str, str, int, float, dict[st
                 for before, after in NARROW_MODES.items():
                     text = text.replace(before, after)
             for kind in ("uniform", "structure"):
-                for rate in (LOWER, *study.rates) if kind == "uniform" else (*study.rates, HIGHER):
+                for rate in (LOWER, *study.rates, HIGHER):
                     settings = {**own, "format": text, "hidden": hidden, "rates": kind, "learning_rate": rate}
                     place = f"sweep-{slug(name)}-{kind}-{hidden}-{rate:g}"
                     full = name if kind == "uniform" else name + BY_STRUCTURE
