@@ -27,7 +27,7 @@ from kronecell.training.sparsity import Sparsity, SparsitySchedule, train_sparsi
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine")
 RATES = ("uniform", "structure")
-LARGEST_RATE = 1e6  # far above any use; torch refuses steps that float32 cannot hold, without saying why
+LARGEST_RATE = 1e30  # torch refuses steps that float32 cannot hold, without saying why
 WARM_UP = 0.1  # of max_seconds
 CHOICES = 40  # of places, while a sparse part gets sparse
 

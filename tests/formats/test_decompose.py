@@ -193,14 +193,16 @@ def test_the_same_seed_gives_the_same_factors() -> None:
 
 
 def test_input_is_not_changed_and_zero_has_zero_error() -> None:
-    for fmt in (kc.Dense(M3, N3), kc.TT(M3, N3, r=2), kc.KCP(M3, N3, K=2, CA=1, CB=1), kc.CP(M3, N3, r=2)):
+    ring = kc.TR(M3, N3, r=2)
+    for fmt in (kc.Dense(M3, N3), kc.TT(M3, N3, r=2), ring, kc.KCP(M3, N3, K=2, CA=1, CB=1), kc.CP(M3, N3, r=2)):
         W = drawn(80, 24)
         kept = W.clone()
         factors, _ = fmt.from_dense(W)
         for tensor in factors.values():
             tensor += 1
         assert torch.equal(W, kept)
-        assert fmt.from_dense(torch.zeros(80, 24))[1] == 0
+        factors, error = fmt.from_dense(torch.zeros(80, 24))
+        assert error == 0 and all(bool(torch.isfinite(tensor).all()) for tensor in factors.values())
 
 
 def test_wrong_input_is_refused() -> None:

@@ -52,6 +52,8 @@ def _balance(network: Network, factors: dict[str, Tensor], leg: str) -> None:
     """Put A and its inverse between both holders of a leg: (A A^T) P (A A^T) = Q for their Gram matrices P and Q."""
     first, second = ((f.name, f.legs.index(leg)) for f in network.parameters if leg in f.legs)
     P, Q = (_gram(factors[name], axis) for name, axis in (first, second))
+    if not min(float(P.trace()), float(Q.trace())) > torch.finfo(P.dtype).tiny:  # of zeros
+        return
     root, inverse = _power(P, 0.5), _power(P, -0.5)
     square = inverse @ _power(root @ Q @ root, 0.5) @ inverse
     for (name, axis), matrix in ((first, _power(square, 0.5)), (second, _power(square, -0.5))):
