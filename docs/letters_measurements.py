@@ -59,24 +59,23 @@ def _letters_verdict(data: dict[str, Any]) -> str:
         return ""
     names = {row["name"]: row for row in [*data["table"], *data["besides"]]}
     compressed, dense, kcp = found["compressed"], found["dense"], found["kcp"]
-    text = (
-        f"Chosen on the training clips alone: {compressed} is the best of the formats whose W is at least 300 times "
-        f"smaller, {dense} the best dense. On the test clips {compressed} minus {dense} is "
+    text, turned = "", data["rotation"]
+    if turned:
+        seeds = min(row["seeds"] for row in turned["rows"])
+        text = (
+            f"With each of {len(turned['rows'])} repetitions tested once, {seeds} seeds, and everything chosen on the "
+            f"other clips, the best LSTM whose W is at least 300 times smaller minus the best dense one, whose W has a "
+            f"learning rate of its own, is {_gap(turned['difference'])} points ({turned['clips']} clips). "
+        )
+    text += (
+        f"On the third repetition alone, as in the table, {compressed} was chosen; minus {dense} it is "
         f"{_gap(found['compressed minus dense'])} points"
     )
     if kcp != compressed:
-        text += f", {kcp}, the best KCP, minus {compressed} {_gap(found['kcp minus compressed'])}"
+        text += f"; {kcp}, the best KCP, minus {compressed} is {_gap(found['kcp minus compressed'])}"
     people = names[compressed].get("talkers_difference" + ("_by_structure" if dense != "dense" else ""))
     if people:
-        text += f"; on people never seen {compressed} minus {dense} is {_gap(people)}, over talkers"
-    turned = data["rotation"]
-    if turned:
-        seeds = min(row["seeds"] for row in turned["rows"])
-        text += (
-            f". With each of {len(turned['rows'])} repetitions tested once, the search and the choice made anew on the "
-            f"others, and {seeds} seeds, the best compressed minus the best dense is {_gap(turned['difference'])} "
-            f"points over {turned['clips']} clips"
-        )
+        text += f", on people never seen {_gap(people)}"
     ridge = next((row for row in data["besides"] if row["name"].startswith("ridge")), None)
     best = max(data["table"], key=lambda row: row["accuracy"])
     if ridge is not None and ridge["accuracy"] > best["accuracy"]:
