@@ -67,7 +67,7 @@ sanitize: $(STAMP)
 		KRONECELL_WIDTH=$$width ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider tests/ops/test_operators.py tests/ops/test_recurrence.py \
-		tests/ops/test_quantized.py \
+		tests/ops/test_quantized.py tests/ops/test_sparse_prepared.py \
 		-k "not opcheck and not gradients_of_gradients and not second and not transforms and not choice" || exit 1; done
 
 # The wheel beside another torch: make test-torch TORCH=2.10.0. Downloads that torch, most of them with gigabytes of CUDA.
