@@ -186,9 +186,8 @@ class Work:
         name, start, variant, mode, ratio, seed = key
         task, data = self.tasks[name], self.data(name)
         # What changes in training alone has the settings of the variant without it.
-        rate, numbers, share = self.chosen(
-            name, variant.partition(", d")[0].partition(", a")[0], mode, 10 if ratio <= 10 else 40
-        )
+        alone = variant.removesuffix(", dropout").removesuffix(", aware")
+        rate, numbers, share = self.chosen(name, alone, mode, 10 if ratio <= 10 else 40)
         if ", aware" in variant:
             numbers = Numbers(5, min(5, numbers.entries))
         if start == "dense":
@@ -229,9 +228,9 @@ def trained(batches: Iterator[Any], data: Any, model: Any, made: Variant | None,
         if made is not None and (more := made.more_parameters(step / steps)):
             optimizer.add_param_group({"params": more})
         optimizer.zero_grad(set_to_none=True)
-        (
-            data.loss(model.train(), next(batches)) if made is None else made.loss(data, next(batches), step / steps)
-        ).backward()
+        batch = next(batches)
+        loss = data.loss(model.train(), batch) if made is None else made.loss(data, batch, step / steps)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if made is not None:
